@@ -1,0 +1,157 @@
+"""A client as its own half of a method sees it: its data, its private state, its random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom import wire
+from fedloom.encoding import dense
+from fedloom.network import Network
+from fedloom.seeds import seed_of, torch_generator
+from fedloom.types import NEVER, Moment, Plan, Samples, Task, Tensors, Where
+
+__all__ = ["Client", "States"]
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One participant during one task. Nothing here leaves it except through its report.
+
+    `state` starts as the last accepted version; what the work puts into it is proposed, and counts once the report has
+    been accepted. Entries are replaced, never changed in place.
+    """
+
+    id: int
+    task: Task
+    seed: int
+    network: Network
+    train: Samples
+    validation: Samples
+    test: Samples
+    capacity: float = 1.0
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """How many samples it trains on."""
+        return len(self.train)
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """The classes it holds."""
+        return self.train.images.y[self.train.rows].unique()
+
+    @property
+    def rate(self) -> Tensor:
+        """The round's learning rate, as a step wants it."""
+        return torch.tensor(self.task.train.lr, dtype=self.network.dtype, device=self.network.device)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random numbers of its own for this purpose in this round and stage."""
+        return torch_generator(self.seed, self.task.round, self.task.stage, self.id, purpose)
+
+    def received(self, part: str = "model") -> Tensors:
+        """A part of the task as plain tensors."""
+        return {name: dense(value) for name, value in self.task.tensors.get(part, {}).items()}
+
+    def own(self, names: frozenset[str]) -> Tensors:
+        """Its own full-size version of these tensors; at first, the common initial one."""
+        kept: Tensors = self.state.get("own", {})
+        missing = names - kept.keys()
+        first = self.network.initial(self.seed) if missing else {}
+        return {name: first[name] if name in missing else kept[name] for name in sorted(names)}
+
+    def keep(self, tensors: Tensors, where: Where | None = None) -> None:
+        """Propose its own version of these tensors, put back to full size where they were cut."""
+        full = self.network.units.place(tensors, where, self.own(frozenset(tensors))) if where else tensors
+        self.state["own"] = {**self.state.get("own", {}), **full}
+
+    def plan(self, parts: Sequence[Samples] = (), variants: int = 1) -> Plan:
+        """The batches of a fit: one of each part a step (default: the training part), drawn without replacement.
+
+        A part that is named twice gives two different batches of it. An epoch is one pass over the first part; the
+        others start again when they run out. With several variants, each step draws one of them. A last batch of one
+        sample joins the one before it: batch norm cannot train on a single sample.
+        """
+        parts = parts or (self.train,)
+        if not min(len(part) for part in parts):
+            raise ValueError(f"client {self.id} has no samples to train on")
+        train, generator = self.task.train, self.generator("plan")
+        uses = sum(part is parts[0] for part in parts)
+        epoch = max(1, len(_cut(parts[0].rows, train.batch_size)) // uses)
+        count = train.steps if train.steps is not None else train.epochs * epoch
+        streams = {id(part): _batches(part.rows, train.batch_size, generator) for part in parts}
+        steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(count)]
+        drawn = torch.randint(variants, (count,), generator=generator).tolist() if variants > 1 else [0] * count
+        return Plan(parts[0].images, steps, drawn, min(epoch, count), self._seed("fit"))
+
+    def _seed(self, purpose: str) -> int:
+        return seed_of(self.seed, self.task.round, self.task.stage, self.id, purpose)
+
+
+def _batches(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        order = torch.randperm(len(rows), generator=generator).to(rows.device)
+        yield from _cut(rows[order], size)
+
+
+def _cut(rows: Tensor, size: int) -> list[Tensor]:
+    sizes = [size] * (len(rows) // size) + ([len(rows) % size] if len(rows) % size else [])
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [size + 1]
+    return list(rows.split(sizes))
+
+
+class States:
+    """Versions of clients' private state. A version is proposed under a moment and counts once a task names it."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, dict[Moment, dict[str, Any] | Path]] = {}
+
+    def load(self, client: int, accepted: Moment) -> dict[str, Any]:
+        """The newest version that was accepted; newer ones belong to reports that never counted and are dropped."""
+        versions = self._versions.get(client, {})
+        for moment in [moment for moment in versions if moment > accepted]:
+            del versions[moment]
+        if not versions:
+            return {}
+        newest = max(versions)
+        version = versions[newest]
+        if isinstance(version, Path):
+            version = versions[newest] = wire.load(version)
+        return dict(version)
+
+    def propose(self, client: int, moment: Moment, state: dict[str, Any]) -> None:
+        """Remember a version that the client's report would bring into force."""
+        self._versions.setdefault(client, {})[moment] = state
+
+    def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
+        """Write the accepted version of every client once, forget older ones, and name the files by client."""
+        files = {}
+        for client, versions in sorted(self._versions.items()):
+            counted = [moment for moment in versions if moment <= accepted.get(client, NEVER)]
+            if not counted:
+                continue
+            newest = max(counted)
+            for moment in counted:
+                if moment != newest:
+                    del versions[moment]
+            path = folder / f"client-{client}-{newest[0]}-{newest[1]}.safetensors"
+            version = versions[newest]
+            if not path.exists():
+                wire.save(version if isinstance(version, dict) else wire.load(version), path)
+            files[str(client)] = path.name
+        return files
+
+    def restore(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Take over what a checkpoint names; files are read when their client is next asked."""
+        for client, name in files.items():
+            *_, round, stage = Path(name).stem.split("-")
+            self._versions[int(client)] = {(int(round), int(stage)): folder / name}

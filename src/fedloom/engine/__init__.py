@@ -1,0 +1,1 @@
+"""What runs clients' work: trainers do the heavy requests, backends decide where."""

@@ -1,0 +1,43 @@
+"""The local engine: everything in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from fedloom.client import States
+from fedloom.engine.worker import Workplace, perform
+from fedloom.registry import register
+from fedloom.types import Outcome, Task
+
+__all__ = ["Local"]
+
+
+@register("engine", "local")
+class Local:
+    """All clients in this process, as many at a time as the trainer likes."""
+
+    def __init__(self, factory: Callable[[], Workplace], workers: int = 1) -> None:
+        self.place, self.states = factory(), States()
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks."""
+        waiting = iter(tasks)
+        while group := list(islice(waiting, self.place.trainer.window)):
+            loaded = [(task, self.states.load(task.client, task.accepted)) for task in group]
+            for outcome in perform(self.place, loaded):
+                if outcome.state is not None:
+                    self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
+                yield outcome
+
+    def solve(self, requests: Sequence[Any]) -> list[Any]:
+        """The server's own requests, here."""
+        answers = self.place.trainer.solve(requests)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,155 @@
+"""The processes engine: one single-threaded worker a core, for CPUs.
+
+Workers are forked once the data are loaded, so they share them without a copy; where fork does not exist they are
+spawned and load the data themselves. A worker gets a round's base tensors once and cuts clients' tensors out of them.
+Private state stays with this engine and travels with a task, so any worker can take any client. A worker that dies
+costs the one task it was doing; workers end by themselves when their parent is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from fedloom import wire
+from fedloom.engine.local import Local
+from fedloom.engine.worker import Workplace, perform
+from fedloom.errors import RunError
+from fedloom.registry import register
+from fedloom.types import Base, Failure, Outcome, Task
+
+__all__ = ["Processes"]
+
+AHEAD = 2  # tasks a worker holds: one it does and one that waits, so that it never idles between two
+
+
+class _Worker:
+    """The parent's end of a worker process."""
+
+    def __init__(self, factory: Callable[[], Workplace]) -> None:
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(factory, theirs, os.getpid()), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.tasks: deque[tuple[int, Task]] = deque()
+        self.base = ""
+
+    def send(self, number: int, task: Task, state: dict[str, Any], base: bytes) -> None:
+        if task.base is not None and task.base.version != self.base:
+            self.pipe.send_bytes(base)
+            self.base = task.base.version
+        self.tasks.append((number, task))
+        self.pipe.send_bytes(wire.pack({"task": replace(task, base=None), "based": task.base is not None, "state": state}))
+
+
+@register("engine", "processes")
+class Processes(Local):
+    """One single-threaded worker process per core, sharing the data."""
+
+    def __init__(self, factory: Callable[[], Workplace], workers: int = 0) -> None:
+        super().__init__(factory)
+        self._factory = factory
+        self._workers = [_Worker(factory) for _ in range(workers or os.cpu_count() or 1)]
+        self._base = ("", b"")
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks; at most a few tasks a worker are under way."""
+        waiting, number, deaths = enumerate(tasks), 0, 0
+        again: deque[tuple[int, Task]] = deque()
+        done: dict[int, Outcome] = {}
+        while True:
+            for worker in sorted(self._workers, key=lambda each: len(each.tasks)):
+                while len(worker.tasks) < AHEAD and len(done) < 4 * len(self._workers):
+                    following = again.popleft() if again else next(waiting, None)
+                    if following is None:
+                        break
+                    self._send(worker, *following)
+            while number in done:
+                outcome = done.pop(number)
+                if outcome.state is not None:
+                    self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
+                yield outcome
+                number += 1
+            busy = {worker.pipe: worker for worker in self._workers if worker.tasks}
+            if not busy and not again:
+                if not done:
+                    return
+                continue
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                try:
+                    place, _ = worker.tasks[0]
+                    done[place] = wire.unpack(worker.pipe.recv_bytes())
+                    worker.tasks.popleft()
+                except (EOFError, OSError):
+                    deaths += 1
+                    if deaths > 3 * len(self._workers):
+                        raise RunError("worker processes keep dying; run with --engine local to see why") from None
+                    place, task = worker.tasks.popleft()
+                    message = "its worker process died"
+                    failure = Failure(task.client, task.round, task.stage, "lost", message)
+                    done[place] = Outcome(task.client, task.round, task.stage, task.job, failure=failure)
+                    again.extend(worker.tasks)
+                    worker.pipe.close()
+                    self._workers[self._workers.index(worker)] = _Worker(self._factory)
+
+    def _send(self, worker: _Worker, number: int, task: Task) -> None:
+        if task.base is not None and task.base.version != self._base[0]:
+            self._base = task.base.version, wire.pack({"version": task.base.version, "parts": dict(task.base.parts)})
+        worker.send(number, task, self.states.load(task.client, task.accepted), self._base[1])
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+
+
+def _serve(factory: Callable[[], Workplace], pipe: Connection, parent: int) -> None:
+    """A worker's life: tasks in, outcomes out, until the pipe closes or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(1)
+    # Read in a thread of its own: a parent that sends to a busy worker must not wait for it, or both wait for ever.
+    arrivals: SimpleQueue[bytes | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(pipe, arrivals), daemon=True).start()
+    place, base = factory(), None
+    while (frame := arrivals.get()) is not None:
+        message = wire.unpack(frame)
+        if "version" in message:
+            base = Base(message["version"], message["parts"])
+            continue
+        task: Task = replace(message["task"], base=base if message["based"] else None)
+        (outcome,) = perform(place, [(task, message["state"])])
+        pipe.send_bytes(wire.pack(outcome))
+
+
+def _receive(pipe: Connection, arrivals: SimpleQueue[bytes | None]) -> None:
+    while True:
+        try:
+            arrivals.put(pipe.recv_bytes())
+        except (EOFError, OSError):
+            arrivals.put(None)
+            return
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,108 @@
+"""The reference trainer: one request after another, one eager step after another. Slow paths are measured against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import ClientError
+from fedloom.network import Network
+from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
+
+__all__ = ["Eager", "Reference"]
+
+T = TypeVar("T")
+
+
+class Eager:
+    """The network as steps and readings use it, with PyTorch's ordinary autograd."""
+
+    def __init__(self, network: Network, *, training: bool) -> None:
+        self.network, self.training = network, training
+
+    def __call__(self, tensors: Tensors, x: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.network.bound(tensors, training=self.training)(x)
+        return logits
+
+    def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
+        """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""
+        leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+        with torch.enable_grad():
+            total, rest = loss(tensors)
+        grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True)), rest
+
+
+class Reference:
+    """Eager, obviously right."""
+
+    window = 1  # how many clients' requests it wants to see at once
+
+    def __init__(self, network: Network, *, deadline: float | None = None) -> None:
+        self.network, self.deadline = network, deadline
+        self._training, self._still = Eager(network, training=True), Eager(network, training=False)
+
+    def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
+        """One answer a request; a request that fails is answered by its exception."""
+        answers: list[Fitted | Tensors | Exception] = []
+        for request in requests:
+            try:
+                answers.append(self._fit(request) if isinstance(request, Fit) else self._measure(request))
+            except Exception as error:  # noqa: BLE001 (a client's failure is a value)
+                answers.append(error)
+        return answers
+
+    def _fit(self, fit: Fit) -> Fitted:
+        start, plan = perf_counter(), fit.plan
+        steps: Sequence[Step] = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
+        tensors = {name: tensor.detach().clone() for name, tensor in fit.tensors.items()}
+        trained = {name: tensor for name, tensor in tensors.items() if self._trainable(name, tensor)}
+        for tensor in trained.values():
+            tensor.requires_grad_()
+        slots = steps[0].slots(trained)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.network.device)
+        samples, early = 0, 0
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(plan.seed)
+            for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
+                if self.deadline is not None and perf_counter() - start > self.deadline:
+                    raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
+                losses = steps[variant](self._training, tensors, slots, fit.fixed, [plan.images.batch(row) for row in rows])
+                samples += len(losses)
+                sums[0] += losses.sum()
+                if number < plan.epoch:
+                    early += len(losses)
+                    sums[1] += losses.square().sum()
+        loss, squared = sums.tolist()
+        done = {name: tensor.detach() for name, tensor in tensors.items()}
+        return Fitted(
+            done, len(plan.steps), samples, loss / max(1, samples), squared / max(1, early), self._cost(fit, steps),
+            perf_counter() - start,
+        )  # fmt: skip
+
+    def _trainable(self, name: str, tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and name not in self.network.buffers
+
+    def _cost(self, fit: Fit, steps: Sequence[Step]) -> int:
+        """Multiply-accumulates of all passes; a backward pass costs two forward ones."""
+        views = [step.view(fit.tensors) if getattr(step, "view", None) else fit.tensors for step in steps]
+        forward = [self.network.macs({n: t for n, t in view.items() if n in self.network.names}) for view in views]
+        passes = [getattr(step, "passes", 1) for step in steps]
+        counted = zip(fit.plan.steps, fit.plan.variants, strict=True)
+        return sum(3 * forward[variant] * passes[variant] * len(rows[0]) for rows, variant in counted)
+
+    @torch.no_grad()
+    def _measure(self, measure: Measure) -> Tensors:
+        if not len(measure.samples):
+            raise ClientError("there are no samples to measure on")
+        model = self._training if measure.what.training else self._still
+        sums: Tensors = {}
+        for rows in measure.samples.rows.split(measure.batch_size):
+            read = measure.what(model, measure.tensors, measure.samples.images.batch(rows))
+            sums = {name: sums[name] + value for name, value in read.items()} if sums else read
+        return sums

@@ -1,0 +1,120 @@
+"""The client's side of every engine: take a task, run the method's half, answer its requests, make an outcome."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+from fedloom import wire
+from fedloom.client import Client
+from fedloom.network import Network
+from fedloom.types import Failure, Fitted, Outcome, Report, Task
+
+__all__ = ["Trainer", "Workplace", "arrived", "perform"]
+
+
+class Trainer(Protocol):
+    """Does fits and measures, for as many clients at once as it likes."""
+
+    window: int
+
+    def solve(self, requests: Sequence[Any]) -> list[Any]:
+        """One answer a request, an exception for one that failed."""
+
+
+class Workplace(Protocol):
+    """Where clients' data are: what `run` hands to an engine."""
+
+    network: Network
+    trainer: Trainer
+    filter: Callable[[Client, Report], Report] | None
+    jobs: Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]
+
+    def client(self, task: Task, state: dict[str, Any]) -> Client:
+        """The client that a task is for."""
+
+
+def arrived(task: Task, network: Network) -> Task:
+    """The task as it reaches the client: the base's parts, cut to the client's units."""
+    if task.base is None:
+        return task
+    where = task.where
+    parts = {part: network.units.take(dict(tensors), where) if where else tensors for part, tensors in task.base.parts.items()}
+    return replace(task, base=None, tensors={**parts, **task.tensors})
+
+
+class _Job:
+    """One client's generator under way; whatever fails in it fails as this client."""
+
+    def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
+        self.place, self.task, self.state, self.before = place, task, state, dict(state)
+        self.start, self.download_bytes, self.macs = perf_counter(), 0, 0
+        self.generator: Generator[Any, Any, Report] | None = None
+        self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
+        self.single = True
+        self.report: Report | None = None
+        self.failure: Failure | None = None
+
+    def advance(self, answers: Sequence[Any]) -> None:
+        """Hand over the answers to the last requests, and get the next ones."""
+        try:
+            asked = self._next(answers)
+            self.single = not isinstance(asked, tuple)
+            self.requests = (asked,) if self.single else asked
+        except StopIteration as stop:
+            self.requests, self.report = None, stop.value
+        except Exception as error:  # noqa: BLE001 (a client's failure is a value)
+            self.requests, self.failure = None, self._failed(error)
+
+    def _next(self, answers: Sequence[Any]) -> Any:
+        if self.generator is None:
+            self.generator = self._open()
+            return next(self.generator)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            self.macs += answer.macs if isinstance(answer, Fitted) else 0
+        return self.generator.send(answers[0] if self.single else tuple(answers))
+
+    def _open(self) -> Generator[Any, Any, Report]:
+        task = arrived(self.task, self.place.network)
+        self.download_bytes = wire.size(task)
+        client = self.place.client(task, self.state)
+        report = yield from self.place.jobs[task.job](client, task)
+        if self.place.filter is not None and task.job == "work":
+            report = self.place.filter(client, report)
+        return replace(report, client=task.client)
+
+    def _failed(self, error: Exception) -> Failure:
+        late = isinstance(error, TimeoutError)
+        message = str(error) if late else f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        return Failure(self.task.client, self.task.round, self.task.stage, "late" if late else "raised", message, trace)
+
+    def outcome(self) -> Outcome:
+        """What became of it, with its costs; a question leaves the state as it was."""
+        task = self.task
+        proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
+        return Outcome(
+            task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
+            self.download_bytes, wire.size(self.report) if self.report else 0, self.macs, perf_counter() - self.start,
+        )  # fmt: skip
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return before.keys() != after.keys() or any(after[key] is not value for key, value in before.items())
+
+
+def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> list[Outcome]:
+    """Run some clients' work side by side: whatever they request at the same time goes to the trainer together."""
+    jobs = [_Job(place, task, state) for task, state in tasks]
+    for job in jobs:
+        job.advance([])
+    while pending := [job for job in jobs if job.requests is not None]:
+        answers = iter(place.trainer.solve([request for job in pending for request in job.requests or ()]))
+        for job in pending:
+            job.advance([next(answers) for _ in job.requests or ()])
+    return [job.outcome() for job in jobs]

@@ -1,0 +1,50 @@
+"""Errors a user may meet: each is one sentence that says what, where, got and allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["ClientError", "FedloomError", "InputError", "RunError", "choose", "oxford"]
+
+
+class FedloomError(Exception):
+    """Root of all errors that fedloom raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(FedloomError):
+    """The user's input is wrong; the command line ends with exit code 2."""
+
+    exit_code = 2
+
+
+class RunError(FedloomError):
+    """A run could not go on (quorum lost, a worker that cannot be started)."""
+
+
+class ClientError(FedloomError):
+    """A client's work failed; the round goes on without it."""
+
+
+def oxford(words: Iterable[object], last: str = "or") -> str:
+    """Join words as in a sentence.
+
+    >>> oxford(["iid", "classes", "dirichlet"])
+    'iid, classes or dirichlet'
+    """
+    listed = [str(word) for word in words]
+    return f" {last} ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+
+
+def choose(what: str, got: object, allowed: Iterable[object]) -> InputError:
+    """The error for a value outside a closed set, with the nearest allowed one.
+
+    >>> print(choose("method", "fedavgg", ["fedavg", "scaffold"]))
+    unknown method 'fedavgg'; allowed: fedavg or scaffold. Did you mean 'fedavg'?
+    """
+    names = [str(name) for name in allowed]
+    near = get_close_matches(str(got), names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return InputError(f"unknown {what} '{got}'; allowed: {oxford(names)}.{hint}")

@@ -1,0 +1,1 @@
+"""The clients as columns, and what a method may ask of them."""

@@ -1,0 +1,87 @@
+"""What a method is: a choice for every policy slot, and the two halves of a round.
+
+The server's half is `round`, straight Python over the fleet. The client's halves are short generators that run where
+the data are: `work` trains, `final` makes the model that the client really uses. Heavy work is requested (`yield Fit`,
+`yield Measure`, or a tuple of them), so that an engine may do it for many clients at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedloom.client import Client
+from fedloom.fleet.fleet import Fleet
+from fedloom.policies.cut import Cut, Whole
+from fedloom.policies.filter import Filter
+from fedloom.policies.merge import Mean, Merge
+from fedloom.policies.objective import CrossEntropy, Objective
+from fedloom.policies.select import Select, Uniform
+from fedloom.policies.share import AllTensors, Share
+from fedloom.policies.start import Replace, Start
+from fedloom.policies.topology import Stages, Star, Topology
+from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
+
+__all__ = ["Method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The slots, and what most methods share. A method without a server has stages and no `round`."""
+
+    select: Select = Uniform()
+    cut: Cut = Whole()
+    share: Share = AllTensors()
+    start: Start = Replace()
+    objective: Objective = CrossEntropy()
+    merge: Merge = Mean()
+    topology: Topology = Star()
+    filter: Filter | None = None
+
+    def check(self) -> None:
+        """Refuse a composition that makes no sense: raise InputError with the reason."""
+
+    def round(self, server: Server, fleet: Fleet) -> Server:
+        """The server's half of one round."""
+        raise TypeError(f"{type(self).__name__} has no server; it runs by its stages")
+
+    def stages(self, round: int, members: Sequence[int]) -> Stages:
+        """Without a server: who hands its last report to whom, stage by stage."""
+        return self.topology.stages(round, members)
+
+    def work(self, client: Client, task: Task) -> Work[Report]:
+        """The client's half of one round."""
+        raise NotImplementedError(f"{type(self).__name__} must say what a client does")
+
+    def final(self, client: Client, task: Task) -> Work[Tensors]:
+        """The model that the client really uses; by default what it would start from."""
+        return (yield from self.start(client))
+
+    def model(self, server: Server) -> Tensors | None:
+        """The global model, or None where there is none: some of its tensors never reach the server."""
+        return None if self.share.private(server.network) else server.tensors
+
+    def sent(self, server: Server) -> Tensors:
+        """The server's tensors that travel."""
+        private = self.share.private(server.network)
+        return {name: tensor for name, tensor in server.tensors.items() if name not in private}
+
+    def where(self, server: Server, fleet: Fleet, client: int) -> Where | None:
+        """The units a client gets, unless it chooses them itself."""
+        if self.cut.reading is not None:
+            return None
+        generator = fleet.torch_generator("cut", client)
+        return self.cut(server.network, fleet.columns["capacity"][client], server.round, generator)
+
+    def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
+        """What a client tells of a fit: its shared tensors. The others stay, proposed as its own."""
+        private = self.share.private(client.network)
+        if private:
+            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in private}, where)
+        public = {name: tensor for name, tensor in fit.tensors.items() if name not in private}
+        classes = client.classes if self.merge.by_class else None
+        return Report(public, float(client.samples), fit.numbers, where, classes)
+
+    def with_slots(self, **policies: object) -> Method:
+        """The same method with other policies in some slots."""
+        return replace(self, **policies)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""SCAFFOLD: Karimireddy et al., Stochastic controlled averaging for federated learning, ICML 2020.
+
+Algorithm 1 with option II of equation 4 for the client's control variate. The server averages models with equal
+weights, as in the paper. Control variates exist for parameters, not for buffers. With momentum, weight decay or
+clipping, (x - y) / (K eta) is no longer the mean gradient; it is used all the same, as every implementation does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+
+from fedloom.client import Client
+from fedloom.encoding import dense
+from fedloom.errors import InputError
+from fedloom.fleet.fleet import Fleet
+from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.cut import Whole
+from fedloom.policies.merge import Mean, Merge
+from fedloom.policies.objective import Objective, Slope, Sum
+from fedloom.registry import register
+from fedloom.steps import Descent
+from fedloom.types import Fit, Report, Server, Task, Tensors, Work
+
+
+@register("method", "scaffold", paper="Karimireddy et al., ICML 2020")
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """FedAvg whose local steps are corrected for the client's drift."""
+
+    server_rate: Annotated[float, Gt(0), "step of the server towards the clients' mean, eta_g"] = 1.0
+    merge: Merge = Mean(weights="equal")
+
+    def check(self) -> None:
+        """Control variates are about the same parameters at every client."""
+        if not isinstance(self.cut, Whole):
+            raise InputError("scaffold cannot run under a cut: its control variates need every client to train all units")
+
+    def round(self, server: Server, fleet: Fleet) -> Server:
+        """Lines 3 to 16: models by their mean, c by the mean change of all clients' c_i."""
+        control = self._control(server)
+        joined = self.merge.begin(server)
+        moved = {name: torch.zeros_like(c, dtype=torch.float64) for name, c in control.items()}
+        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
+            joined.add(report)
+            for name, change in report.extra["control"].items():
+                moved[name].add_(dense(change))
+        server.memory["control"] = {name: (c + moved[name] / fleet.size).to(c.dtype) for name, c in control.items()}
+        mean, step = joined.result(), self.server_rate
+        return server.next(mean if step == 1 else {n: t + (step * (mean[n] - t)).to(t) for n, t in server.tensors.items()})
+
+    def task(self, server: Server, fleet: Fleet, client: int) -> Task:
+        """The model and the server's control variate c."""
+        return fleet.task(client, {"model": self.sent(server), "control": self._control(server)})
+
+    def loss(self) -> Objective:
+        """Line 10: every gradient plus c - c_i."""
+        return Sum(self.objective, Slope())
+
+    def work(self, client: Client, task: Task) -> Work[Report]:
+        """Lines 7 to 13."""
+        tensors = yield from self.start(client)
+        common = client.received("control")
+        own: Tensors = client.state.get("control") or {name: torch.zeros_like(c) for name, c in common.items()}
+        fixed = {"lr": client.rate, "anchor": tensors, "slope": {name: c - own[name] for name, c in common.items()}}
+        fit = yield Fit(tensors, Descent.of(self.loss(), task.train), client.plan(), fixed)
+        scale = 1 / (fit.steps * task.train.lr)
+        new = {name: own[name] - c + (tensors[name] - fit.tensors[name]) * scale for name, c in common.items()}
+        client.state["control"] = new
+        return replace(self.report(client, fit), extra={"control": {name: c - own[name] for name, c in new.items()}})
+
+    def _control(self, server: Server) -> Tensors:
+        private = self.share.private(server.network) | server.network.buffers
+        zeros = {name: torch.zeros_like(t) for name, t in server.tensors.items() if name not in private}
+        return server.memory.get("control") or zeros

@@ -1,0 +1,48 @@
+"""From a model's name and settings to the network, and its first weights from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedloom.errors import InputError
+from fedloom.registry import find
+from fedloom.settings import allowed, checked
+
+__all__ = ["build", "initialise"]
+
+
+def build(name: str, *, channels: int, classes: int, size: int, **fields: Any) -> nn.Module:
+    """Make the network of a registered name or an import path `package.module:Net`.
+
+    It gets those of channels, classes and size (side of the image) that it names, and the fields.
+
+    >>> build("mlp", channels=1, classes=10, size=8, hidden=[32]).classifier[1]
+    Linear(in_features=64, out_features=32, bias=True)
+    """
+    sizes = {"channels": channels, "classes": classes, "size": size}
+    for what, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{what} of model '{name}' must be a whole number above 0; got {value!r}")
+    what, make = f"model '{name}'", find("model", name)
+    names, anything = allowed(what, make)
+    given = {key: value for key, value in sizes.items() if anything or key in names}
+    arguments = given | checked(what, make, fields, reserved=given)
+    network = make(**arguments)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"model '{name}' makes a {type(network).__name__}; expected a torch.nn.Module")
+    return network
+
+
+def initialise(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make a network whose first weights depend on the seed alone; PyTorch's global generators are left as they were.
+
+    >>> network = initialise(lambda: build("mlp", channels=1, classes=10, size=8), seed=7)
+    """
+    # torch.manual_seed would seed every GPU as well; here only the CPU draws.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return make()

@@ -1,0 +1,114 @@
+"""A model as a pure function of named tensors, at any width.
+
+The user's module is only a template. Its tensors live outside; a call puts them into a *skeleton*, a copy of the module
+without weights whose attributes fit their shapes. So a sub-model of any size runs without a model class of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedloom.models.resolve import initialise
+from fedloom.types import Tensors, Where
+from fedloom.units import Units, find_units, macs, skeleton
+
+__all__ = ["Network"]
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class Network:
+    """What a model is apart from its weights: how to build, call, cut and cost it."""
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.build, self.shape, self.dtype, self.device = build, shape, dtype, torch.device(device)
+        self.module = initialise(build, 0)
+        self.names = tuple(self.module.state_dict())
+        self.buffers = frozenset(name for name, _ in self.module.named_buffers())
+        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]] = {}
+        self._macs: dict[tuple[object, ...], int] = {}
+        self._shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
+        self._cut_shapes: dict[tuple[tuple[str, int], ...], dict[str, torch.Size]] = {}
+
+    def initial(self, seed: int) -> Tensors:
+        """The weights that this seed gives."""
+        state = initialise(self.build, seed).state_dict(keep_vars=False)
+        return {name: self._placed(tensor.detach()) for name, tensor in state.items()}
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
+
+    @cached_property
+    def norms(self) -> frozenset[str]:
+        """Names of all tensors that belong to normalisation layers, by the type of the layer."""
+        return frozenset(
+            f"{path}.{name}" if path else name
+            for path, module in self.module.named_modules()
+            if isinstance(module, NORMS)
+            for name in module.state_dict()
+        )
+
+    @cached_property
+    def units(self) -> Units:
+        """Units that live and die together, found once from the model's graph."""
+        return find_units(initialise(self.build, 0).float(), torch.zeros(2, *self.shape))
+
+    def shapes(self, where: Where | None = None) -> dict[str, torch.Size]:
+        """The shape of every tensor, cut to these units."""
+        if not where:
+            return self._shapes
+        key = tuple((group, len(kept)) for group, kept in where.items())
+        if key not in self._cut_shapes:
+            self._cut_shapes[key] = self.units.shapes(dict(key))
+        return self._cut_shapes[key]
+
+    def bound(self, tensors: Tensors, *, training: bool) -> nn.Module:
+        """A module that computes with exactly these tensors, until the next call."""
+        key = (training, *(tensor.shape for tensor in tensors.values()))
+        if key not in self._skeletons:
+            module = self._hollow(tensors).train(training)
+            self._skeletons[key] = module, [place for path, part in module.named_modules() for place in _places(path, part)]
+        module, places = self._skeletons[key]
+        for slot, attribute, name in places:
+            slot[attribute] = tensors[name]
+        return module
+
+    def _hollow(self, tensors: Tensors) -> nn.Module:
+        """A skeleton for these shapes; tables that are no part of the weights (not persistent) are the template's."""
+        hollow = skeleton(self.module, tensors)
+        for full, part in zip(self.module.modules(), hollow.modules(), strict=True):
+            for name in full._non_persistent_buffers_set:
+                table = full._buffers[name]
+                part._buffers[name] = None if table is None else self._placed(table)
+        return hollow
+
+    def macs(self, tensors: Tensors) -> int:
+        """Multiply-accumulates of one sample's forward pass at this size."""
+        key = tuple(tensor.shape for tensor in tensors.values())
+        if key not in self._macs:
+            self._macs[key] = macs(self.module, tensors, torch.empty(1, *self.shape))
+        return self._macs[key]
+
+
+def _places(path: str, module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, str]]:
+    """Where a module keeps its own tensors: the dict, the key in it, and the tensor's name in the model."""
+    slots: tuple[dict[str, Tensor | None], ...] = (module._parameters, module._buffers)  # type: ignore[assignment]
+    temporary = module._non_persistent_buffers_set
+    return [
+        (slot, key, f"{path}.{key}" if path else key)
+        for slot in slots
+        for key, tensor in slot.items()
+        if tensor is not None and key not in temporary
+    ]

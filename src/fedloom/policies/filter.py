@@ -1,0 +1,49 @@
+"""What is done to a report before it leaves the client? Nothing by default; clipping and noise are here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol
+
+import torch
+from annotated_types import Ge, Gt
+
+from fedloom.client import Client
+from fedloom.encoding import dense
+from fedloom.registry import register
+from fedloom.types import Report
+
+__all__ = ["Clip", "Filter"]
+
+
+class Filter(Protocol):
+    """A rule that changes a report at the client."""
+
+    def __call__(self, client: Client, report: Report) -> Report:
+        """The report that really leaves."""
+
+
+@register("filter", "clip", paper="McMahan et al., Learning differentially private recurrent language models, ICLR 2018")
+@dataclass(frozen=True)
+class Clip:
+    """Clip the change of the model to a norm, and add Gaussian noise to it."""
+
+    norm: Annotated[float, Gt(0), "largest norm of a client's change over all its tensors"] = 1.0
+    noise: Annotated[float, Ge(0), "standard deviation of the noise, as a share of the norm"] = 0.0
+
+    def __call__(self, client: Client, report: Report) -> Report:
+        """Buffers and integer tensors pass unchanged; the change is taken against what the task sent."""
+        sent = client.received()
+        if report.where and not client.task.where:
+            sent = client.network.units.take(sent, report.where)
+        names = [name for name in report.tensors if name in sent and name not in client.network.buffers]
+        moves = {name: dense(report.tensors[name]) - sent[name] for name in names}
+        length = torch.stack([torch.linalg.vector_norm(move) for move in moves.values()]).norm()
+        generator = client.generator("noise")
+        shrink = (self.norm / length.clamp(min=1e-12)).clamp(max=1.0)
+        noisy = {name: sent[name] + move * shrink for name, move in moves.items()}
+        if self.noise:
+            for name, tensor in noisy.items():
+                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+                noisy[name] = tensor + (drawn * self.noise * self.norm).to(tensor)
+        return replace(report, tensors={**report.tensors, **noisy})

@@ -1,0 +1,107 @@
+"""How are reports joined? A merge takes reports one by one, in float64, and gives the server's next tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedloom.encoding import dense, mask_of
+from fedloom.registry import register
+from fedloom.types import Report, Server, Tensors
+
+__all__ = ["Joined", "Mean", "Merge"]
+
+
+class Joined(Protocol):
+    """A merge under way; memory does not grow with the cohort."""
+
+    def add(self, report: Report) -> None:
+        """Take one report in."""
+
+    def combine(self, other: Joined) -> None:
+        """Take over another merge's reports (tree-reduced merges)."""
+
+    def result(self) -> Tensors:
+        """The server's next tensors."""
+
+
+class Merge(Protocol):
+    """A rule for joining reports."""
+
+    by_class: bool  # whether rows of the output layer are joined only from clients that hold the class
+
+    def begin(self, server: Server) -> Joined:
+        """An empty merge over the server's tensors."""
+
+
+@register("merge", "mean")
+@dataclass(frozen=True)
+class Mean:
+    """Every element averaged over exactly those who trained it; untouched elements keep their value."""
+
+    weights: Annotated[Literal["samples", "equal"], "weight of a client: its training samples, or the same for all"] = (
+        "samples"
+    )
+    by_class: Annotated[bool, "join output rows only from clients that hold the class"] = False
+
+    def begin(self, server: Server) -> Joined:
+        """Nothing added yet."""
+        return Totals(server, equal=self.weights == "equal")
+
+
+class Totals:
+    """Weighted sums and the weights behind them: one number a tensor, or one an element once a report was cut."""
+
+    def __init__(self, server: Server, *, equal: bool) -> None:
+        self.server, self.equal = server, equal
+        self.total: Tensors = {}
+        self.count: Tensors = {}
+
+    def add(self, report: Report) -> None:
+        """Add a report's tensors with its weight."""
+        weight = 1.0 if self.equal else report.weight
+        values = {name: dense(value) for name, value in report.tensors.items()}
+        masks = {name: mask for name, value in report.tensors.items() if (mask := mask_of(value)) is not None}
+        for name in values.keys() - self.total.keys():
+            self.total[name] = torch.zeros_like(self.server.tensors[name], dtype=torch.float64)
+            self.count[name] = torch.zeros((), dtype=torch.float64, device=self.total[name].device)
+        if report.where is None and not masks and report.classes is None:
+            for name, value in values.items():
+                self.total[name].add_(value, alpha=weight)
+                self.count[name].add_(weight)
+            return
+        for name in values:
+            self.count[name] = self._per_element(name)
+        units = self.server.network.units
+        units.put(self.total, self.count, values, report.where or {}, weight, masks=masks, rows=report.classes)
+
+    def _per_element(self, name: str) -> Tensor:
+        count = self.count[name]
+        return count if count.shape == self.total[name].shape else count.expand_as(self.total[name]).clone()
+
+    def combine(self, other: Joined) -> None:
+        """Add another merge's sums."""
+        if not isinstance(other, Totals):
+            raise TypeError("sums combine with sums only")
+        for name, total in other.total.items():
+            if name not in self.total:
+                self.total[name], self.count[name] = total.clone(), other.count[name].clone()
+            else:
+                self.total[name].add_(total)
+                self.count[name] = self.count[name] + other.count[name]
+
+    def result(self) -> Tensors:
+        """The mean where somebody voted, the old value elsewhere."""
+        return {name: self._mean(name, old) for name, old in self.server.tensors.items()}
+
+    def _mean(self, name: str, old: Tensor) -> Tensor:
+        if name not in self.total:
+            return old
+        count = self.count[name]
+        mean = self.total[name] / count
+        if not old.is_floating_point():
+            mean = mean.round()
+        return torch.where(count > 0, mean.to(old.dtype), old)

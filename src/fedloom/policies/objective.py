@@ -1,0 +1,62 @@
+"""How does a client learn? An objective is a scalar to descend and the loss of every sample; terms add to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.registry import register
+from fedloom.types import Batch, Fixed, Model, Tensors
+
+__all__ = ["CrossEntropy", "Objective", "Slope", "Sum", "Term"]
+
+
+class Objective(Protocol):
+    """What a step descends."""
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """The scalar to descend, and the plain loss of every sample (detached)."""
+
+
+class Term(Protocol):
+    """Something that a method adds to any objective, independent of the batch."""
+
+    def __call__(self, tensors: Tensors, fixed: Fixed) -> Tensor:
+        """A scalar."""
+
+
+@register("objective", "cross_entropy")
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Mean cross-entropy over the batch."""
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """Mean and every sample's loss."""
+        losses = F.cross_entropy(model(tensors, batch.x), batch.y, reduction="none")
+        return losses.mean(), losses.detach()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An objective and a term on top of it."""
+
+    objective: Objective
+    term: Term
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """The sum; the samples' losses stay those of the objective."""
+        total, losses = self.objective(model, tensors, batch, fixed)
+        return total + self.term(tensors, fixed), losses
+
+
+@dataclass(frozen=True)
+class Slope:
+    """<tensors, fixed["slope"]>: adds a constant to every gradient."""
+
+    def __call__(self, tensors: Tensors, fixed: Fixed) -> Tensor:
+        """The inner product over all tensors that have a slope."""
+        products = [(tensors[name] * slope).sum() for name, slope in fixed["slope"].items()]
+        return sum(products[1:], products[0])

@@ -1,0 +1,30 @@
+"""What a Measure can read of a model: accuracy and loss here; unit scores live with the cuts that use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fedloom.types import Batch, Model, Tensors
+
+__all__ = ["Accuracy"]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Right answers and samples per class, and the summed cross-entropy."""
+
+    training: bool = False
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """Counts of one batch, in float64 so that sums do not depend on the batch size."""
+        logits = model(tensors, batch.x)
+        right = (logits.argmax(1) == batch.y).double()
+        classes = logits.shape[1]
+        return {
+            "right": torch.zeros(classes, dtype=torch.float64, device=right.device).index_add_(0, batch.y, right),
+            "samples": torch.bincount(batch.y, minlength=classes).double(),
+            "loss": F.cross_entropy(logits, batch.y, reduction="none").double().sum(),
+        }

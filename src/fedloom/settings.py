@@ -1,0 +1,84 @@
+"""Settings given by a user, checked against the signature of what takes them: names, types and bounds."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from fedloom.errors import InputError, choose, oxford
+
+__all__ = ["allowed", "checked", "value_of"]
+
+
+def parameters(what: str, make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What a class or function takes."""
+    try:
+        return inspect.signature(make).parameters
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} does not say what it takes: {error}; expected a class or function") from error
+
+
+def allowed(what: str, make: Callable[..., Any], reserved: Iterable[str] = ()) -> tuple[list[str], bool]:
+    """The names a user may set, and whether any other name is taken too."""
+    taken, named = parameters(what, make), []
+    for key, parameter in taken.items():
+        if key not in reserved and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            named.append(key)
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+
+
+def checked(
+    what: str, make: Callable[..., Any], fields: Mapping[str, Any], reserved: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The fields as `make` wants them; InputError for an unknown name or a value of the wrong kind.
+
+    `reserved` names are given by the program and are not the user's to set.
+    """
+    names, anything = allowed(what, make, reserved)
+    for key in fields:
+        if key not in names and not anything:
+            raise choose(f"setting of {what}", key, names) if names else InputError(f"{what} has no settings; got '{key}'")
+    missing = [
+        key
+        for key, parameter in parameters(what, make).items()
+        if key in names and key not in fields and parameter.default is parameter.empty
+    ]
+    if missing:
+        raise InputError(f"{what} needs a value for {oxford(missing, 'and')}")
+    try:
+        plain = inspect.isclass(make) and "__dataclass_fields__" not in make.__dict__
+        hints = typing.get_type_hints(make.__init__ if plain else make, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise InputError(f"the types of the settings of {what} cannot be read: {error}") from error
+    return {key: value_of(f"{key} of {what}", value, hints.get(key, Any)) for key, value in fields.items()}
+
+
+def value_of(what: str, value: object, hint: Any) -> Any:
+    """The value as its type hint wants it: strict, but a list from a study file may be a tuple.
+
+    >>> value_of("mu", 1, float)
+    1.0
+    """
+    if hint is Any:
+        return value
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    except PydanticUserError:  # a data class or model brings its own configuration
+        adapter = TypeAdapter(hint)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = None
+    try:
+        return adapter.validate_python(value, strict=True) if text is None else adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{step}]" for step in first["loc"])
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise InputError(f"{what}{place} is wrong: {reason}; got {value!r}") from error

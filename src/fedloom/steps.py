@@ -1,0 +1,135 @@
+"""One update of a fit: `Descent`, a gradient of the objective followed by an optimiser.
+
+Optimisers are PyTorch's formulas over named tensors, in place, with the learning rate as a tensor, so that one captured
+step serves every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import choose
+from fedloom.policies.objective import Objective
+from fedloom.types import Batch, Fixed, Model, Tensors, Train
+
+__all__ = ["SGD", "Adam", "Descent", "Optimizer", "optimizer_of"]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum and weight decay (as torch.optim.SGD, no dampening)."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
+        """Momentum buffers, if there is momentum."""
+        return {"momentum": {n: torch.zeros_like(t) for n, t in tensors.items()}} if self.momentum else {}
+
+    def update(self, tensors: Tensors, slots: dict[str, Tensors], grads: Tensors, lr: Tensor) -> None:
+        """Move the tensors that have a gradient, in place."""
+        weights, moves = [tensors[name] for name in grads], list(grads.values())
+        if self.weight_decay:
+            torch._foreach_add_(moves, weights, alpha=self.weight_decay)
+        if self.momentum:
+            buffers = [slots["momentum"][name] for name in grads]
+            torch._foreach_mul_(buffers, self.momentum)
+            torch._foreach_add_(buffers, moves)
+            moves = buffers
+        torch._foreach_sub_(weights, torch._foreach_mul(moves, lr))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (as torch.optim.Adam), with decoupled weight decay it is AdamW."""
+
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
+        """First and second moments, and the number of steps taken."""
+        zeros = {kind: {n: torch.zeros_like(t) for n, t in tensors.items()} for kind in ("first", "second")}
+        some = next(iter(tensors.values()))
+        return zeros | {"taken": {"steps": torch.zeros((), dtype=torch.float64, device=some.device)}}
+
+    def update(self, tensors: Tensors, slots: dict[str, Tensors], grads: Tensors, lr: Tensor) -> None:
+        """Move the tensors that have a gradient, in place."""
+        taken = slots["taken"]["steps"].add_(1)
+        weights, moves = [tensors[name] for name in grads], list(grads.values())
+        if self.weight_decay and self.decoupled:
+            torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            torch._foreach_add_(moves, weights, alpha=self.weight_decay)
+        first, second = ([slots[kind][name] for name in grads] for kind in ("first", "second"))
+        torch._foreach_lerp_(first, moves, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, moves, moves, 1 - self.beta2)
+        roots = torch._foreach_sqrt(second)
+        torch._foreach_div_(roots, (1 - self.beta2**taken).sqrt().to(lr.dtype))
+        torch._foreach_add_(roots, self.epsilon)
+        scaled = torch._foreach_div(first, roots)
+        torch._foreach_sub_(weights, torch._foreach_mul(scaled, (lr / (1 - self.beta1**taken)).to(lr.dtype)))
+
+
+Optimizer = SGD | Adam
+OPTIMIZERS: dict[str, Callable[[Train], Optimizer]] = {
+    "sgd": lambda train: SGD(train.momentum, train.weight_decay),
+    "adam": lambda train: Adam(train.weight_decay),
+    "adamw": lambda train: Adam(train.weight_decay, decoupled=True),
+}
+
+
+def optimizer_of(train: Train) -> Optimizer:
+    """The optimiser that a task's training settings name."""
+    if train.optimizer not in OPTIMIZERS:
+        raise choose("train.optimizer", train.optimizer, OPTIMIZERS)
+    return OPTIMIZERS[train.optimizer](train)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The usual step: gradient of the objective over one batch, clipped, given to the optimiser.
+
+    `view` may narrow the tensors before the model sees them (FjORD's width of the step); gradients flow through it.
+    """
+
+    objective: Objective
+    optimizer: Optimizer
+    clip: float | None = None
+    view: Callable[[Tensors], Tensors] | None = None
+
+    @classmethod
+    def of(cls, objective: Objective, train: Train, view: Callable[[Tensors], Tensors] | None = None) -> Descent:
+        """As the round's training settings say."""
+        return cls(objective, optimizer_of(train), train.clip, view)
+
+    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
+        """The optimiser's memory."""
+        return self.optimizer.slots(tensors)
+
+    def __call__(
+        self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
+    ) -> Tensor:
+        """One update; gives the loss of every sample."""
+
+        def loss(seen: Tensors) -> tuple[Tensor, Tensor]:
+            return self.objective(model, self.view(seen) if self.view else seen, batches[0], fixed)
+
+        grads, losses = model.grad(loss, tensors)
+        if self.clip is not None:
+            clip_(grads, self.clip)
+        self.optimizer.update(tensors, slots, grads, fixed["lr"])
+        return losses
+
+
+def clip_(grads: Tensors, limit: float) -> None:
+    """Scale all gradients together so that their joint norm is at most `limit` (as torch.nn.utils.clip_grad_norm_)."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads.values()]))
+    torch._foreach_mul_(list(grads.values()), (limit / (norm + 1e-6)).clamp(max=1.0))

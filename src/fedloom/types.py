@@ -1,0 +1,276 @@
+"""The plain data that methods, policies, engines and trainers exchange. No logic beyond what the data mean.
+
+Tensors have names; a *model* is a dict of them. What travels is a Task (server to client) and a Report (client to
+server); what a client half asks of its engine is a Fit or a Measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from fedloom.encoding import Value
+from fedloom.wire import travels
+
+if TYPE_CHECKING:
+    from fedloom.network import Network
+
+__all__ = [
+    "Base", "Batch", "Failure", "Fit", "Fitted", "Fixed", "Images", "Measure", "Model", "Moment", "Named",
+    "Outcome", "Plan",
+    "Report", "Request", "Samples", "Server", "Step", "Task", "Tensors", "Train", "Where", "Work",
+]  # fmt: skip
+
+Tensors = dict[str, Tensor]
+Where = Mapping[str, Tensor]  # units kept, per group of the model; groups that are not named are whole
+Fixed = Mapping[str, Any]  # what a step reads and does not change: tensors, or named sets of tensors
+Moment = tuple[int, int]  # (round, stage)
+NEVER: Moment = (-1, 0)
+T = TypeVar("T")
+
+
+@travels
+@dataclass(frozen=True)
+class Named:
+    """A method or model by name and settings: what travels instead of code."""
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@travels
+@dataclass(frozen=True)
+class Train:
+    """How clients train in this round: the study's [train] section with the round's own learning rate."""
+
+    lr: float = 0.05
+    batch_size: int = 32
+    epochs: int = 1
+    steps: int | None = None  # if given, this many steps instead of epochs
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """Tensors that many tasks of a round share: parts by name, each a set of tensors ("model", "control").
+
+    An engine moves a base to a worker once, and cuts every client's tensors out of it where that is cheapest.
+    """
+
+    version: str
+    parts: Mapping[str, Tensors]
+
+
+@travels
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a client sends back; `where` says which units its tensors are, `classes` which output rows vote."""
+
+    tensors: Mapping[str, Value] = field(default_factory=dict)
+    weight: float = 1.0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    where: Where | None = None
+    classes: Tensor | None = None
+    extra: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # further parts, such as "control"
+    client: int = -1
+
+
+@travels
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a client is asked to do. `tensors` holds the parts that travelled, cut to `where`."""
+
+    client: int
+    round: int
+    stage: int = 0
+    job: str = "work"  # the method's own work, or a registered question
+    tensors: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    where: Where | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    inbox: Mapping[int, Report] = field(default_factory=dict)  # serverless: what neighbours sent, by sender
+    train: Train = field(default_factory=Train)
+    accepted: Moment = NEVER  # the client's last accepted moment: the version of its state that counts
+    method: Named = field(default_factory=lambda: Named(""))
+    model: Named = field(default_factory=lambda: Named(""))
+    base: Base | None = None  # simulation only: where `tensors` are to be taken from
+
+
+@travels
+@dataclass(frozen=True)
+class Failure:
+    """A client that raised, was too slow, or returned nonsense."""
+
+    client: int
+    round: int
+    stage: int
+    kind: str  # raised | late | nonsense | lost
+    message: str
+    trace: str = ""
+
+
+@travels
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of a task: a report or a failure, the state it proposes, and what it cost."""
+
+    client: int
+    round: int
+    stage: int
+    job: str
+    report: Report | None = None
+    failure: Failure | None = None
+    state: dict[str, Any] | None = None
+    download_bytes: int = 0
+    upload_bytes: int = 0
+    macs: int = 0
+    seconds: float = 0.0
+
+    def entry(self) -> dict[str, Any]:
+        """Its line in the ledger."""
+        numbers = self.report.numbers if self.report else {}
+        names = ("client", "round", "stage", "job", "download_bytes", "upload_bytes", "macs", "seconds")
+        return {name: getattr(self, name) for name in names} | dict(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """The server after `round` rounds. A policy's memory is `memory[slot]`; entries are replaced, never changed."""
+
+    round: int
+    tensors: Tensors
+    network: Network
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def next(self, tensors: Tensors) -> Server:
+        """The server one round later."""
+        return replace(self, round=self.round + 1, tensors=tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Samples as they lie on the device: uint8 pictures, labels, and the numbers that normalise a channel."""
+
+    x: Tensor
+    y: Tensor
+    mean: Tensor  # (C, 1, 1), on the scale 0..1
+    std: Tensor
+
+    def batch(self, rows: Tensor) -> Batch:
+        """The named rows, normalised, in the type of `mean`."""
+        scaled = self.x[rows].to(self.mean.dtype)
+        return Batch(scaled.div_(255).sub_(self.mean).div_(self.std), self.y[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Some rows of a set of images: a client's training, validation or test part."""
+
+    images: Images
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pictures and labels of one step."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A fit's batches, drawn before it starts: per step one or several rows of indices, and the number of its step."""
+
+    images: Images
+    steps: Sequence[tuple[Tensor, ...]]
+    variants: Sequence[int]
+    epoch: int  # how many steps make the first epoch
+    seed: int  # for what a step draws itself, such as dropout
+
+
+class Model(Protocol):
+    """What a step and a reading may do with the network: call it, differentiate through it, look at it."""
+
+    network: Network
+
+    def __call__(self, tensors: Tensors, x: Tensor) -> Tensor:
+        """The logits."""
+
+    def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
+        """Gradients of a scalar by every trainable tensor, and what else the loss returned."""
+
+
+class Step(Protocol):
+    """One update. Changes `tensors` and `slots` (its own memory, such as momentum) in place; both belong to the fit."""
+
+    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
+        """The step's memory at the start of a fit."""
+
+    def __call__(
+        self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
+    ) -> Tensor:
+        """Do the update; return the loss of every sample of the first batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Request: train `tensors` by `step` along `plan`. Several steps: the plan's variant number says which.
+
+    Whatever changes between rounds (rate, lambda, a teacher) is a tensor in `fixed`, so that a captured step stays
+    valid.
+    """
+
+    tensors: Tensors
+    step: Step | Sequence[Step]
+    plan: Plan
+    fixed: Fixed = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What a fit gives back."""
+
+    tensors: Tensors
+    steps: int
+    samples: int
+    loss: float  # mean over all samples trained on
+    squared_loss: float  # mean of the squared per-sample loss over the first epoch
+    macs: int
+    seconds: float
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What a report tells of a fit, at no extra cost."""
+        return {"loss": self.loss, "squared_loss": self.squared_loss, "steps": self.steps, "samples": self.samples}
+
+
+class Reading(Protocol):
+    """What a Measure reads: sums over batches, finished at the end."""
+
+    training: bool  # whether the model runs in training mode (batch statistics)
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """What is added up over the batches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Request: read something of `tensors` on `samples` (accuracy, loss, activations, gradients); the sums come back."""
+
+    tensors: Tensors
+    what: Reading
+    samples: Samples
+    batch_size: int = 500
+
+
+Request = Fit | Measure
+Work = Generator[Any, Any, T]  # a client half: yields requests or tuples of them, returns T

@@ -1,0 +1,9 @@
+"""Units (channels, neurons) of any model that are kept or cut together, and sub-models made of them."""
+
+from fedloom.units.find import find_units
+from fedloom.units.macs import macs
+from fedloom.units.probe import activations, gradients
+from fedloom.units.skeleton import skeleton
+from fedloom.units.table import Units, Where
+
+__all__ = ["Units", "Where", "activations", "find_units", "gradients", "macs", "skeleton"]

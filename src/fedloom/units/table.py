@@ -1,0 +1,283 @@
+"""The unit table: which positions of which tensor belong to which unit, and models gathered from a choice of units.
+
+All units of all groups are numbered in one row, so an axis of a tensor is one vector `position -> unit`; -1 stands
+for 'always kept'. A choice of units is one boolean per unit with a True behind the last, and the kept positions of an
+axis are `keep[unit]`: -1 finds that True, and flattened channels, concatenations and shared streams need no code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import InputError, choose
+
+__all__ = ["Axis", "Group", "Span", "Units", "Where"]
+
+Where = Mapping[str, Tensor]
+"""Group name -> sorted numbers of the kept units; a group that is absent is whole."""
+
+Index = slice | Tensor
+Cuts = tuple[tuple[int, Index], ...]
+Plan = dict[str, Cuts]
+
+# Random cuts make a new choice for every client and round; older plans would only fill memory.
+PLANS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Span:
+    """The positions along one axis (of a tensor, or of a layer's input) that hold a group's units."""
+
+    owner: str
+    dim: int
+    length: int
+    positions: Tensor
+    units: Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that must be kept or cut together, named after the first layer that produces them."""
+
+    name: str
+    size: int
+    spans: tuple[Span, ...]
+    points: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tensor, or of the input of a layer, with the unit of each position (-1: of none)."""
+
+    owner: str
+    dim: int
+    unit: Tensor
+
+
+class Units:
+    """The units of a model; made by `find_units`.
+
+    sizes: group name -> number of units, in the order in which the model forms them.
+    whole: groups that are never cut -> the reason.
+    output: tensors whose axis 0 is the classes; that axis is in no group.
+    parameters: the names among the model's tensors that are trained.
+    axes: tensor name -> its axes that can be cut.
+    points: inputs of layers that read a group's units, where scores are taken.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        shapes: Mapping[str, torch.Size],
+        parameters: Iterable[str] = (),
+        output: Iterable[str] = (),
+        whole: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sizes: dict[str, int] = {group.name: group.size for group in groups}
+        self.whole = dict(whole or {})
+        self.output = frozenset(output)
+        self.parameters = frozenset(parameters)
+        self.points = tuple(_join(groups, [group.points for group in groups]))
+        self.axes: dict[str, tuple[Axis, ...]] = {}
+        for axis in _join(groups, [group.spans for group in groups]):
+            self.axes[axis.owner] = (*self.axes.get(axis.owner, ()), axis)
+        self._shapes = dict(shapes)
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def kept(self, capacity: float) -> dict[str, int]:
+        """How many units of each group a client of this capacity trains: ceil(r m), at least 1, not all if r < 1."""
+        if not 0 < capacity <= 1:
+            raise InputError(f"capacity must be in (0, 1]; got {capacity}")
+        if capacity == 1:
+            return dict(self.sizes)
+        # 0.07 * 100 is a little above 7 in binary; that must not become an eighth unit.
+        return {name: max(1, min(size - 1, math.ceil(capacity * size - 1e-9))) for name, size in self.sizes.items()}
+
+    def shapes(self, kept: Mapping[str, int] | None = None) -> dict[str, torch.Size]:
+        """Shapes of all tensors when so many units of each group are kept; groups that are absent are whole."""
+        # Every unit of a group has the same extent on an axis, so the first ones stand for any choice.
+        index = self.plan({name: torch.arange(number) for name, number in (kept or {}).items()})
+        shapes = {}
+        for name, shape in self._shapes.items():
+            sizes = list(shape)
+            for dim, positions in index.get(name, ()):
+                sizes[dim] = _length(positions)
+            shapes[name] = torch.Size(sizes)
+        return shapes
+
+    def num_parameters(self, kept: Mapping[str, int] | None = None) -> int:
+        """Number of trained elements when so many units of each group are kept."""
+        return sum(shape.numel() for name, shape in self.shapes(kept).items() if name in self.parameters)
+
+    def take(self, tensors: Mapping[str, Tensor], where: Where) -> dict[str, Tensor]:
+        """Gather the smaller model that consists of the chosen units.
+
+        Differentiable. What is kept whole is the same tensor, and a contiguous choice is a view: what is written into
+        it (running statistics) reaches the full model.
+        """
+        plans = self._plans_of(tensors, where)
+        return {name: _gather(full, plans[full.device].get(name, ())) for name, full in tensors.items()}
+
+    def put(
+        self,
+        total: MutableMapping[str, Tensor],
+        count: MutableMapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        where: Where,
+        weight: float,
+        *,
+        masks: Mapping[str, Tensor] | None = None,
+        rows: Tensor | None = None,
+    ) -> None:
+        """Add a smaller model times `weight` into the full-size `total`, and `weight` into `count`, in place.
+
+        masks: per tensor (of the smaller shape) the elements that vote; tensors without a mask vote everywhere.
+        rows: the classes that vote in the output layers; None: all.
+        """
+        plans = self._plans_of(total, where)
+        for name, part in tensors.items():
+            index = plans[total[name].device].get(name, ())
+            _check(name, part, total[name], index)
+            mask = None if masks is None else masks.get(name)
+            if rows is not None and name in self.output:
+                picked = rows.to(part.device)
+                part = part.index_select(0, picked)
+                mask = None if mask is None else mask.index_select(0, picked)
+                index = ((0, rows.to(total[name].device)), *index)
+            part = part.detach().to(total[name])
+            votes = total[name].new_ones(()).expand(part.shape)
+            if mask is not None:
+                # Chosen, not multiplied: an element without a vote may hold anything, even NaN.
+                votes = mask.to(votes)
+                part = torch.where(mask.to(part.device), part, 0.0)
+            _add(total[name], part, index, weight)
+            _add(count[name], votes, index, weight)
+
+    def place(self, tensors: Mapping[str, Tensor], where: Where, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Full-size copies of `like` in which the smaller model's elements replace the old ones."""
+        full = {name: like[name].detach().clone() for name in tensors}
+        plans = self._plans_of(full, where)
+        for name, part in tensors.items():
+            index = plans[full[name].device].get(name, ())
+            _check(name, part, full[name], index)
+            _copy(full[name], part.detach().to(full[name]), index)
+        return full
+
+    def plan(self, where: Where, device: torch.device | str = "cpu") -> Plan:
+        """The kept positions of each axis that is cut: a slice where they are contiguous, else their numbers."""
+        key = (str(device), *((name, where[name].cpu().numpy().tobytes()) for name in self.sizes if name in where))
+        if unknown := where.keys() - self.sizes.keys():
+            raise choose("group", min(unknown), self.sizes)
+        if key not in self._plans:
+            while len(self._plans) >= PLANS_KEPT:
+                self._plans.pop(next(iter(self._plans)))
+            keep = self.keep(where)
+            cut = {name: [(axis.dim, keep[axis.unit]) for axis in axes] for name, axes in self.axes.items()}
+            self._plans[key] = {
+                name: tuple((dim, _positions(mask, device)) for dim, mask in masks if not mask.all())
+                for name, masks in cut.items()
+            }
+        return self._plans[key]
+
+    def split(self, values: Tensor) -> dict[str, Tensor]:
+        """Cut a vector with one value per unit of the whole row into one vector per group."""
+        return dict(zip(self.sizes, torch.split_with_sizes(values, list(self.sizes.values())), strict=True))
+
+    def keep(self, where: Where) -> Tensor:
+        """One boolean per unit of the whole row, and a True behind the last, which -1 finds."""
+        keep = torch.ones(sum(self.sizes.values()) + 1, dtype=torch.bool)
+        groups = self.split(keep[:-1])
+        for name, units in where.items():
+            units = units.cpu()
+            rising = units.ndim == 1 and len(units) > 0 and bool((units[1:] > units[:-1]).all())
+            if not rising or units[0] < 0 or units[-1] >= self.sizes[name]:
+                raise InputError(
+                    f"units kept of group '{name}' must be rising numbers from 0 to {self.sizes[name] - 1}, "
+                    f"at least one; got {units.tolist()}"
+                )
+            groups[name].zero_()[units] = True
+        return keep
+
+    def _plans_of(self, tensors: Mapping[str, Tensor], where: Where) -> dict[torch.device, Plan]:
+        return {device: self.plan(where, device) for device in {tensor.device for tensor in tensors.values()}}
+
+
+def _join(groups: Sequence[Group], spans: Sequence[Sequence[Span]]) -> list[Axis]:
+    """Write the spans of all groups into one vector per axis, with units numbered through all groups."""
+    axes: dict[tuple[str, int], Tensor] = {}
+    first = 0
+    for group, owned in zip(groups, spans, strict=True):
+        for span in owned:
+            unit = axes.setdefault((span.owner, span.dim), torch.full((span.length,), -1))
+            unit[span.positions] = span.units + first
+        first += group.size
+    return [Axis(owner, dim, unit) for (owner, dim), unit in sorted(axes.items(), key=lambda item: item[0])]
+
+
+def _positions(mask: Tensor, device: torch.device | str) -> Index:
+    positions = mask.nonzero().flatten()
+    first, last = int(positions[0]), int(positions[-1])
+    return slice(first, last + 1) if last - first + 1 == len(positions) else positions.to(device)
+
+
+def _length(index: Index) -> int:
+    return index.stop - index.start if isinstance(index, slice) else len(index)
+
+
+def _check(name: str, part: Tensor, full: Tensor, index: Cuts) -> None:
+    sizes = list(full.shape)
+    for dim, positions in index:
+        sizes[dim] = _length(positions)
+    # Without this, a tensor of the wrong shape would be broadcast without a word.
+    if list(part.shape) != sizes:
+        raise InputError(f"tensor '{name}' of this choice of units must have shape {sizes}; got {list(part.shape)}")
+
+
+def _gather(full: Tensor, index: Cuts) -> Tensor:
+    for dim, positions in index:
+        if isinstance(positions, slice):
+            full = full.narrow(dim, positions.start, _length(positions))
+        else:
+            full = full.index_select(dim, positions)
+    return full
+
+
+def _add(full: Tensor, part: Tensor, index: Cuts, weight: float) -> None:
+    view, scattered = _narrow(full, index)
+    if not scattered:
+        view.add_(part, alpha=weight)
+        return
+    (dim, positions), *others = scattered
+    for other, kept in others:
+        sizes = [*part.shape[:other], view.shape[other], *part.shape[other + 1 :]]
+        part = part.new_zeros(sizes).index_copy_(other, kept, part)
+    view.index_add_(dim, positions, part, alpha=weight)
+
+
+def _copy(full: Tensor, part: Tensor, index: Cuts) -> None:
+    view, scattered = _narrow(full, index)
+    if not scattered:
+        view.copy_(part)
+        return
+    (dim, positions), *others = scattered
+    if others:
+        rows = view.index_select(dim, positions)
+        _copy(rows, part, tuple(others))
+        part = rows
+    view.index_copy_(dim, positions, part)
+
+
+def _narrow(full: Tensor, index: Cuts) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+    """The view that the contiguous axes leave, and the axes that are not contiguous."""
+    scattered = []
+    for dim, positions in index:
+        if isinstance(positions, slice):
+            full = full.narrow(dim, positions.start, _length(positions))
+        else:
+            scattered.append((dim, positions))
+    return full, scattered

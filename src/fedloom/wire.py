@@ -1,0 +1,166 @@
+"""Plain data as bytes, for the wire and for the disk, without pickle.
+
+A tree of dicts, lists, tuples, strings, numbers, tensors, arrays and the few dataclasses listed in `known` becomes a
+JSON skeleton and a list of tensors. On the wire that is one frame (length, skeleton, raw bytes), whose size is known
+without building it; on the disk it is a safetensors file that other tools open.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedloom.encoding import Sparse, Ternary
+
+__all__ = ["WireError", "known", "load", "pack", "save", "size", "unpack"]
+
+known: dict[str, type] = {"Sparse": Sparse, "Ternary": Ternary}
+Class = TypeVar("Class", bound=type)
+PLAIN = (str, int, float, bool, type(None))
+DTYPES = {str(kind).removeprefix("torch."): kind for kind in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)}  # fmt: skip
+
+
+class WireError(ValueError):
+    """Bytes that are not a message: damaged, truncated, or of a kind that is not allowed."""
+
+
+def travels(cls: Class) -> Class:
+    """Let a dataclass of plain data travel; decoding builds these classes and no others."""
+    known[cls.__name__] = cls
+    return cls
+
+
+def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = "") -> Any:
+    """Replace tensors by the marks `keep` gives them; tuples, dataclasses and dicts of other keys by tagged lists."""
+
+    def inner(item: Any, key: object) -> Any:
+        return _flatten(item, keep, f"{path}/{key}" if path else str(key))
+
+    if isinstance(tree, PLAIN):
+        return tree
+    if isinstance(tree, Tensor):
+        return {"~tensor": keep(tree.detach(), path)}
+    if isinstance(tree, np.ndarray):
+        return {"~array": keep(torch.from_numpy(np.ascontiguousarray(tree)), path)}
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, list):
+        return [inner(item, place) for place, item in enumerate(tree)]
+    if isinstance(tree, tuple):
+        return {"~tuple": [inner(item, place) for place, item in enumerate(tree)]}
+    if isinstance(tree, dict):
+        if all(isinstance(key, str) and not key.startswith("~") for key in tree):
+            return {key: inner(item, key) for key, item in tree.items()}
+        return {"~dict": [[inner(key, "key"), inner(item, key)] for key, item in tree.items()]}
+    if is_dataclass(tree) and type(tree).__name__ in known:
+        return {"~" + type(tree).__name__: [inner(getattr(tree, field.name), field.name) for field in fields(tree)]}
+    raise TypeError(f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them")
+
+
+def _restore(skeleton: Any, tensors: Any) -> Any:
+    if isinstance(skeleton, list):
+        return [_restore(item, tensors) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    tag = next(iter(skeleton), "")
+    if not tag.startswith("~"):
+        return {key: _restore(item, tensors) for key, item in skeleton.items()}
+    body = skeleton[tag]
+    if tag == "~tensor":
+        return tensors[body]
+    if tag == "~array":
+        return tensors[body].numpy()
+    if tag == "~tuple":
+        return tuple(_restore(item, tensors) for item in body)
+    if tag == "~dict":
+        return {_restore(key, tensors): _restore(item, tensors) for key, item in body}
+    if tag[1:] in known:
+        return known[tag[1:]](*(_restore(item, tensors) for item in body))
+    raise WireError(f"a message holds an unknown kind of object '{tag[1:]}'")
+
+
+def _frame(tree: Any) -> tuple[bytes, list[Tensor]]:
+    tensors: list[Tensor] = []
+
+    def keep(tensor: Tensor, path: str) -> int:
+        tensors.append(tensor)
+        return len(tensors) - 1
+
+    skeleton = _flatten(tree, keep)
+    kinds = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
+    return json.dumps([kinds, skeleton], separators=(",", ":")).encode(), tensors
+
+
+def size(tree: Any) -> int:
+    """How many bytes `pack` would make, without touching the tensors' values."""
+    header, tensors = _frame(tree)
+    return 8 + len(header) + sum(tensor.nbytes for tensor in tensors)
+
+
+def pack(tree: Any) -> bytes:
+    """A tree as one frame of bytes."""
+    header, tensors = _frame(tree)
+    raw = [tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy() for tensor in tensors]
+    return b"".join([struct.pack("<Q", len(header)), header, *raw])
+
+
+def unpack(frame: bytes | bytearray | memoryview) -> Any:
+    """The tree in a frame; raises WireError for anything that `pack` would not have made."""
+    view = memoryview(frame)
+    try:
+        (length,) = struct.unpack_from("<Q", view)
+        kinds, skeleton = json.loads(bytes(view[8 : 8 + length]))
+        tensors, start = [], 8 + length
+        for kind, shape in kinds:
+            dtype = DTYPES[kind]
+            end = start + torch.Size(shape).numel() * dtype.itemsize
+            if min([0, *shape]) < 0 or end > len(view):
+                raise WireError("a message is shorter than its header says")
+            tensors.append(torch.frombuffer(bytearray(view[start:end]), dtype=dtype).reshape(shape) if end > start
+                           else torch.empty(shape, dtype=dtype))  # fmt: skip
+            start = end
+        if start != len(view):
+            raise WireError("a message is longer than its header says")
+        return _restore(skeleton, tensors)
+    except WireError:
+        raise
+    except (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"bytes that are not a message ({type(error).__name__}: {error})") from error
+
+
+def save(tree: Any, path: Path) -> None:
+    """Write a tree as a safetensors file, in place only once it is complete."""
+    tensors: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, path: str) -> str:
+        # Its own memory: safetensors refuses tensors that share storage, as views of one parameter do.
+        tensors[path] = tensor.cpu().contiguous().clone()
+        return path
+
+    skeleton = json.dumps(_flatten(tree, keep))
+    partial = path.with_suffix(".partial")
+    safetensors.torch.save_file(tensors, partial, metadata={"tree": skeleton})
+    partial.replace(path)
+
+
+def load(path: Path) -> Any:
+    """Read what `save` wrote."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a file, not a dict)
+            return _restore(json.loads(file.metadata()["tree"]), tensors)
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+        raise WireError(f"{path} cannot be read: {error}") from error

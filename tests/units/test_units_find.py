@@ -1,0 +1,149 @@
+"""Groups found in networks of every kind, and the proof that keeps a wrong group whole."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+from unit_nets import IMAGE, NETS, VECTOR
+
+from fedloom.errors import InputError
+from fedloom.units import find_units
+
+SIZES = {
+    "plain": {"0": 6, "4": 8, "8": 9},
+    "mlp": {"0": 10, "3": 7},
+    "residual": {"stem": 6, "same.conv1": 6, "wider.conv1": 8, "wider.conv2": 8, "again.conv1": 8},
+    "dense": {"stem": 4, "conv1": 5, "conv2": 6},
+    "mobile": {"stem": 5, "expand": 8, "squeeze": 3},
+    "encoder": {"up": 12},
+    "encoder by hand": {"embed": 8, "up": 12},
+    "stream": {"embed": 8, "up": 12},
+    "group norm": {"0": 6},
+    "fixed view": {"conv1": 5},
+    "halves": {"hidden": 9},
+    "tied": {"last": 5},
+    "exits": {"one": 5, "two": 7},
+    "grouped": {"after": 5},
+    "words": {"embed": 6},
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_groups(net, name):
+    assert net(name).units.sizes == SIZES[name]
+    assert list(net(name).units.sizes) == list(SIZES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "reason"),
+    [
+        ("encoder", "embed", "MultiheadAttention"),
+        ("encoder by hand", "attention", "does not run"),
+        ("group norm", "2", "GroupNorm"),
+        ("fixed view", "conv2", "does not run"),
+        ("halves", "gated", "does not run"),
+        ("tied", "first", "'first.weight' is shared with 'second.weight'"),
+        ("grouped", "blocks", "grouped convolution"),
+    ],
+)
+def test_whole_groups_say_why(net, name, group, reason):
+    assert reason in net(name).units.whole[group]
+
+
+def test_whole_groups_are_logged_once(caplog):
+    build, example = NETS["fixed view"]
+    with caplog.at_level(logging.WARNING, logger="fedloom.units"):
+        find_units(build(), example)
+    assert [record.getMessage().split(":")[1].strip() for record in caplog.records] == [
+        "units of 'conv2' are kept whole"
+    ]
+
+
+def test_output_tensors(net):
+    assert net("plain").units.output == {"10.weight", "10.bias"}
+    assert net("exits").units.output == {"early.weight", "early.bias", "late.weight", "late.bias"}
+    assert all(axis.dim != 0 for name in net("plain").units.output for axis in net("plain").units.axes.get(name, ()))
+
+
+class WrongValue(nn.Module):
+    """Runs at every width, but divides by a number of channels that a sub-model does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.softmax(self.second(torch.relu(self.first(x))), 1))
+
+
+def test_proof_compares_values():
+    units = find_units(WrongValue(), VECTOR)
+    assert units.sizes == {"first": 8}
+    assert "off by" in units.whole["second"]
+
+
+class ZeroBranch(nn.Module):
+    """A branch that begins at zero would hide any error in it from a proof on the given parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.share = nn.Parameter(torch.zeros(()))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.share * torch.softmax(self.inner(x), 1))
+
+
+def test_proof_randomises_parameters():
+    assert find_units(ZeroBranch(), VECTOR).sizes == {}
+
+
+class Features(nn.Module):
+    """Hidden values that are also given out must keep their meaning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(self.inner(x))
+        return self.head(h), h
+
+
+def test_given_out_units_are_whole():
+    units = find_units(Features(), VECTOR)
+    assert units.whole == {"inner": "it is part of the model's output"}
+    assert units.output == {"head.weight", "head.bias"}
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).detach()
+
+
+@pytest.mark.parametrize(("module", "example"), [(Frozen(), VECTOR), (nn.Linear(5, 3), VECTOR)])
+def test_untraceable_model_is_an_input_error(module, example):
+    with pytest.raises(InputError, match="cannot be traced on an input of shape"):
+        find_units(module, example)
+
+
+def test_finding_changes_nothing():
+    module = NETS["residual"][0]().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = torch.get_rng_state()
+    find_units(module, IMAGE)
+    assert module.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())
