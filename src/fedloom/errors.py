@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
-__all__ = ["ClientError", "FedloomError", "InputError", "RunError", "choose", "oxford"]
+__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RunError", "choose", "oxford"]
 
 
 class FedloomError(Exception):
@@ -26,6 +27,15 @@ class RunError(FedloomError):
 
 class ClientError(FedloomError):
     """A client's work failed; the round goes on without it."""
+
+
+class Interrupted(FedloomError):
+    """The user stopped a run; everything up to its last finished round is safe in `folder`."""
+
+    def __init__(self, folder: Path, signal_number: int) -> None:
+        super().__init__(f"stopped; nothing is lost. Go on with: fedloom resume {folder}")
+        self.folder = folder
+        self.exit_code = 128 + signal_number  # as shells do
 
 
 def oxford(words: Iterable[object], last: str = "or") -> str:

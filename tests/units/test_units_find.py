@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from unit_nets import IMAGE, NETS, VECTOR
 
 from fedloom.errors import InputError
-from fedloom.units import find_units
+from fedloom.units import find, find_units
+from fedloom.units.graph import Graph, read_graph
 
 SIZES = {
     "plain": {"0": 6, "4": 8, "8": 9},
@@ -28,6 +30,8 @@ SIZES = {
     "exits": {"one": 5, "two": 7},
     "grouped": {"after": 5},
     "words": {"embed": 6},
+    "recurrent": {"hidden": 7},
+    "transposed": {"0": 6, "2": 8},
 }
 
 
@@ -47,6 +51,7 @@ def test_groups(net, name):
         ("halves", "gated", "does not run"),
         ("tied", "first", "'first.weight' is shared with 'second.weight'"),
         ("grouped", "blocks", "grouped convolution"),
+        ("recurrent", "embed", "cannot be followed"),
     ],
 )
 def test_whole_groups_say_why(net, name, group, reason):
@@ -85,6 +90,25 @@ def test_proof_compares_values():
     units = find_units(WrongValue(), VECTOR)
     assert units.sizes == {"first": 8}
     assert "off by" in units.whole["second"]
+
+
+@pytest.mark.parametrize("name", ["plain", "residual", "dense", "mobile", "stream", "words"])
+def test_proof_finds_a_wrong_table(monkeypatch, name):
+    def wrong(model: nn.Module, example: Tensor) -> Graph:
+        graph = read_graph(model, example)
+        first, *others = graph.groups
+        *spans, last = first.spans
+        swapped = replace(last, units=(last.units + 1) % first.size)
+        return replace(graph, groups=(replace(first, spans=(*spans, swapped)), *others))
+
+    build, example = NETS[name]
+    monkeypatch.setattr(find, "read_graph", wrong)
+    assert find_units(build(), example).sizes == dict(list(SIZES[name].items())[1:])
+
+
+def test_frozen_layers_are_seen():
+    module = NETS["plain"][0]().requires_grad_(False)
+    assert find_units(module, IMAGE).sizes == SIZES["plain"]
 
 
 class ZeroBranch(nn.Module):

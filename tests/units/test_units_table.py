@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -234,3 +235,12 @@ def test_plans_are_kept_and_forgotten(net):
     for seed in range(1000):
         case.units.plan({"0": torch.randperm(10)[:5].sort().values, "3": torch.tensor([seed % 7])})
     assert case.units.plan(where) is not first
+
+
+def test_table_travels_without_its_plans(net):
+    case = net("residual")
+    where = case.choice(5)
+    expected = case.units.take(case.tensors, where)
+    other = pickle.loads(pickle.dumps(case.units))
+    assert not other._plans
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in other.take(case.tensors, where).items())

@@ -247,6 +247,32 @@ class Words(nn.Module):
         return self.head(torch.tanh(self.embed(x)).mean(1))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, which cannot be cut, before a layer that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.memory = nn.GRU(6, 8, batch_first=True)
+        self.hidden = nn.Linear(8, 7)
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.hidden(self.memory(self.embed(x))[0][:, -1])))
+
+
+def transposed() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(7, 6, 3, padding=1),
+        nn.InstanceNorm1d(6, affine=True, track_running_stats=True),
+        nn.ConvTranspose1d(6, 8, 2, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 10, 4),
+    )
+
+
+TOKENS = torch.zeros(2, 5, dtype=torch.long)
 NETS = {
     "plain": (plain, IMAGE),
     "mlp": (mlp, VECTOR),
@@ -262,5 +288,7 @@ NETS = {
     "tied": (Tied, VECTOR),
     "exits": (Exits, VECTOR),
     "grouped": (Grouped, IMAGE),
-    "words": (Words, torch.zeros(2, 5, dtype=torch.long)),
+    "words": (Words, TOKENS),
+    "recurrent": (Recurrent, TOKENS),
+    "transposed": (transposed, SEQUENCE.transpose(1, 2)),
 }

@@ -16,7 +16,7 @@ from fedloom.data.dataset import Arrays
 from fedloom.data.npz import read_npz
 from fedloom.errors import InputError
 
-__all__ = ["Download", "Finder", "cache_folder", "damaged", "gather"]
+__all__ = ["Download", "Finder", "cache_folder", "damaged", "gather", "search"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,9 @@ def gather(
     downloads: Sequence[Download] = (),
 ) -> Arrays:
     """Find and read a data set; `read` gives None where its files are not, and raises where they are damaged."""
-    for root in _roots():
-        found = _in(root, name, read, names, flat)
-        if found is not None:
-            return found
+    found = search(name, read, names=names, flat=flat)
+    if found is not None:
+        return found
     failure = _fetch(name, downloads) if downloads else "it cannot be downloaded"
     found = None if failure else _in(cache_folder(), name, read, names, flat)
     if found is None:
@@ -84,6 +83,14 @@ def gather(
         where = f"{Path(folder) / name}" if folder else f"$FEDLOOM_DATA/{name} (FEDLOOM_DATA is not set)"
         raise InputError(f"data set '{name}' is not here and {failure}: put {wanted}, or {name}.npz, into {where}")
     return found
+
+
+def search(
+    name: str, read: Callable[[Finder], Arrays | None], *, names: Sequence[str] = (), flat: bool = True
+) -> Arrays | None:
+    """What is on this machine, in `$FEDLOOM_DATA` before the cache; None when it is in neither."""
+    found = (_in(root, name, read, names, flat) for root in _roots())
+    return next((arrays for arrays in found if arrays is not None), None)
 
 
 def _in(

@@ -105,7 +105,7 @@ def _enough(dataset: Dataset, clients: int, minimum: int = 1) -> None:
         raise InputError(f"clients must be at least 1; got {clients}")
     if clients * max(1, minimum) > dataset.trained:
         raise InputError(
-            f"{dataset.trained} training images of '{dataset.name}' cannot give {clients} clients {max(1, minimum)} each;"
+            f"{dataset.trained} training images of '{dataset.name}' cannot give {clients} clients {max(1, minimum)};"
             f" at most {dataset.trained // max(1, minimum)} clients"
         )
 

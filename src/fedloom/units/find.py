@@ -73,10 +73,11 @@ def find_units(module: nn.Module, example: Tensor) -> Units:
 def _randomised(module: nn.Module, generator: torch.Generator) -> nn.Module:
     model = copy.deepcopy(module).cpu().float().eval()
     for tensor in model.parameters():
-        tensor.requires_grad_(tensor.is_floating_point())
+        # The tracer follows gradients, so a layer the user froze would be invisible to it.
+        tensor.requires_grad_()
         with torch.no_grad():
             if tensor.ndim > 1:
-                tensor.normal_(0, (tensor[0].numel()) ** -0.5, generator=generator)
+                tensor.normal_(0, tensor[0].numel() ** -0.5, generator=generator)
             else:
                 tensor.uniform_(0.5, 1.5, generator=generator)
     for layer in model.modules():
@@ -91,7 +92,7 @@ def _fault(model: nn.Module, units: Units, x: Tensor, generator: torch.Generator
     where = {}
     for number, (name, size) in enumerate(units.sizes.items()):
         # Unequal counts: equal halves of a hard-coded split would pass by luck.
-        kept = min(max(1, size // 2 + number % 3 - 1), size)
+        kept = max(1, min(size // 2 + number % 3 - 1, size - 1))
         where[name] = torch.randperm(size, generator=generator)[:kept].sort().values
     tensors = units.take(_tensors(model), where)
     with torch.no_grad():

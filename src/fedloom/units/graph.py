@@ -49,10 +49,16 @@ def read_graph(model: nn.Module, example: Tensor) -> Graph:
     groups: dict[str, Group] = {}
     whole: dict[str, str] = {}
     output: list[str] = []
-    for items in tracer.get_all_groups(root_module_types=PRODUCERS):
-        made = {item.dep.target.module for item in items if tracer.is_out_channel_pruning_fn(item.dep.handler)}
-        producers = [paths[layer] for layer in called if layer in made]
+    seen: set[nn.Module] = set()
+    for root in called:
+        if root in seen or root not in tracer.module2node:
+            continue
+        producers = [paths[root]]
         try:
+            items = _items(tracer, root)
+            made = {item.dep.target.module for item in items if tracer.is_out_channel_pruning_fn(item.dep.handler)}
+            seen |= made
+            producers = [paths[layer] for layer in called if layer in made]
             spans, points = _spans(tracer, items, paths)
             if any(item.dep.target.type == OPTYPE.OUTPUT for item in items):
                 if points:
@@ -68,12 +74,7 @@ def read_graph(model: nn.Module, example: Tensor) -> Graph:
                 groups[name] = Group(name, group.size, group.spans, group.points)
         except _WholeError as reason:
             whole[producers[0]] = str(reason)
-    order = {paths[layer]: number for number, layer in enumerate(called)}
-    return Graph(
-        tuple(sorted(groups.values(), key=lambda group: order[group.name.split("#")[0]])),
-        {name: whole[name] for name in sorted(whole, key=order.__getitem__)},
-        tuple(output),
-    )
+    return Graph(tuple(groups.values()), whole, tuple(output))
 
 
 def _trace(tracer: Any, model: nn.Module, example: Tensor) -> list[nn.Module]:
@@ -111,6 +112,15 @@ def leaves(output: Any) -> list[Tensor]:
     return [leaf for leaf in torch_pruning.utils.flatten_as_list(output) if isinstance(leaf, Tensor)]
 
 
+def _items(tracer: Any, root: nn.Module) -> list[Any]:
+    """All that hangs on the outputs of a layer."""
+    pruner = tracer.get_pruner_of_module(root)
+    try:
+        return list(tracer.get_pruning_group(root, pruner.prune_out_channels, range(pruner.get_out_channels(root))))
+    except Exception as error:  # torch-pruning breaks in many ways on what it cannot follow, such as a GRU
+        raise _WholeError("what hangs on it cannot be followed") from error
+
+
 def _tied(model: nn.Module) -> dict[str, str]:
     """Tensors that go by several names -> another of their names."""
     names: dict[int, list[str]] = {}
@@ -119,7 +129,7 @@ def _tied(model: nn.Module) -> dict[str, str]:
     return {name: same[name == same[0]] for same in names.values() if len(same) > 1 for name in same}
 
 
-def _spans(tracer: Any, items: Any, paths: dict[nn.Module, str]) -> tuple[list[Span], list[Span]]:
+def _spans(tracer: Any, items: list[Any], paths: dict[nn.Module, str]) -> tuple[list[Span], list[Span]]:
     """The tensor axes on which a group's units lie, and the layer inputs at which they are read."""
     parameters = {id(tensor): name for name, tensor in tracer.model.named_parameters()}
     spans: dict[tuple[str, int], Span] = {}

@@ -89,6 +89,10 @@ class Units:
         self._shapes = dict(shapes)
         self._plans: dict[tuple[object, ...], Plan] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        # Plans may hold a thousand vectors, even on a GPU; another process makes its own.
+        return {**self.__dict__, "_plans": {}}
+
     def kept(self, capacity: float) -> dict[str, int]:
         """How many units of each group a client of this capacity trains: ceil(r m), at least 1, not all if r < 1."""
         if not 0 < capacity <= 1:

@@ -1,0 +1,44 @@
+"""Summaries as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+__all__ = ["percent", "quantity", "summary_table"]
+
+
+def percent(share: float | None) -> str:
+    """An accuracy as a reader wants it; a dash where there is none."""
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
+def quantity(number: float | None, unit: str = "") -> str:
+    """A large number with a prefix.
+
+    >>> quantity(1_637_844, "B")
+    '1.64 MB'
+    """
+    if number is None:
+        return "-"
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {prefix}{unit}"
+    return f"{number:.3g} {unit}".rstrip()
+
+
+def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a run."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    heads = ("method", "global %", "local %", "worst local %", "best global %", "sent up", "sent down", "training", "s / round")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "method" else "right")
+    for row in summaries:
+        table.add_row(
+            row["method"], percent(row["global_accuracy"]), percent(row["local_accuracy"]),
+            percent(row["worst_local_accuracy"]), percent(row["best_global_accuracy"]), quantity(row["upload_bytes"], "B"),
+            quantity(row["download_bytes"], "B"), quantity(row["train_macs"], "MAC"), f"{row['seconds_per_round']:.3g}",
+        )  # fmt: skip
+    return table

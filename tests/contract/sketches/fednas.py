@@ -1,0 +1,59 @@
+"""Sketch of FedNAS: weights by SGD on training batches, architecture by Adam on validation batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.client import Client
+from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.objective import CrossEntropy
+from fedloom.registry import register
+from fedloom.steps import SGD, Adam
+from fedloom.types import Batch, Fit, Fixed, Model, Report, Task, Tensors, Work
+
+
+class SuperNet(nn.Module):
+    def __init__(self, channels: int, classes: int, size: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(1e-3 * torch.randn(2))
+        self.operations = nn.ModuleList([nn.Conv2d(channels, 4, 3, padding=1), nn.Conv2d(channels, 4, 1)])
+        self.head = nn.Linear(4 * size * size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = sum(share * operation(x) for share, operation in zip(self.alpha.softmax(0), self.operations, strict=True))
+        return self.head(torch.relu(mixed).flatten(1))
+
+
+@dataclass(frozen=True)
+class Bilevel:
+    weights: SGD = SGD(momentum=0.9)
+    architecture: Adam = Adam(beta1=0.5, weight_decay=1e-3)
+
+    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
+        return {**self.weights.slots(tensors), **self.architecture.slots(tensors)}
+
+    def __call__(
+        self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
+    ) -> Tensor:
+        train, validation = (lambda seen, batch=batch: CrossEntropy()(model, seen, batch, fixed) for batch in batches)
+        slopes, _ = model.grad(validation, tensors)
+        self.architecture.update(tensors, slots, {"alpha": slopes["alpha"]}, fixed["alpha_lr"])
+        grads, losses = model.grad(train, tensors)
+        self.weights.update(tensors, slots, {n: grad for n, grad in grads.items() if n != "alpha"}, fixed["lr"])
+        return losses
+
+
+@register("method", "sketch_fednas")
+@dataclass(frozen=True)
+class SketchFedNAS(FedAvg):
+    """FedAvg over weights and architecture together."""
+
+    def work(self, client: Client, task: Task) -> Work[Report]:
+        tensors = yield from self.start(client)
+        fixed = {"lr": client.rate, "alpha_lr": torch.full_like(client.rate, 3e-3)}
+        fit = yield Fit(tensors, Bilevel(), client.plan([client.train, client.validation]), fixed)
+        return self.report(client, fit)

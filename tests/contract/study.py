@@ -1,0 +1,60 @@
+"""The small study that every method is put through, and how to look into its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import fedloom.runs.experiment as experiment
+from fedloom import wire
+from fedloom.runs.result import Result
+from fedloom.runs.study import resolve
+
+SKETCHES = ("feddse", "fjord", "fedrkd", "fedes", "fednas", "fedgse")
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits", "limit": 400, "public": 40, "validation": 0.2},
+    "model": {"name": "lenet5_bn"},
+    "partition": {"name": "dirichlet:1.0"},
+    "fleet": {"clients": 5, "name": "low", "weak": "ignore"},
+    "train": {"batch_size": 16, "momentum": 0.5},
+    "run": {"rounds": 3, "seed": 3, "checkpoint_every": 2},
+}
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "sketch_fednas": {"model": {"name": "tests.contract.sketches.fednas:SuperNet"}, "fleet": {"clients": 5}},
+}
+
+
+def study_of(method: str, out: Path, on: str = "local", **changes: dict[str, Any]):
+    sections = {name: dict(values) for name, values in BASE.items()}
+    for name, values in OWN.get(method, {}).items():
+        sections[name] = dict(values)
+    for name, values in changes.items():
+        sections.setdefault(name, {}).update(values)
+    sections["method"] = {"name": method, **changes.get("method", {})}
+    sections.setdefault("engine", {}).update({"name": on, "workers": 2} | changes.get("engine", {}))
+    sections["run"]["out"] = str(out)
+    return resolve(sections)
+
+
+def run(method: str, out: Path, on: str = "local", watch=None, **changes: dict[str, Any]) -> Result:
+    return experiment.start(study_of(method, out, on, **changes), watch)
+
+
+def final(result: Result) -> dict[str, Tensor]:
+    """All that a run ended with: the server's tensors and memory, the fleet's columns, the clients' states, flat."""
+    found: dict[str, Tensor] = {}
+    for path in sorted((result.folder / "checkpoints").iterdir()):
+        tree = wire.load(path)
+        if "columns" in tree:
+            tree = {name: column for name, column in tree["columns"].items() if name != "seconds"}
+        tensors: list[Tensor] = []
+        wire._flatten(tree, lambda tensor, name, kept=tensors: kept.append((name, tensor)) or len(kept))
+        found |= {f"{path.stem.split('-')[0]}{path.stem.split('-')[1] if 'client' in path.stem else ''}/{n}": t for n, t in tensors}
+    return found
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    """The metrics without what no two runs have in common."""
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in result._store.rows("metrics")]

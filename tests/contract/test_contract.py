@@ -1,0 +1,203 @@
+"""What every registered method must hold on every engine."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom.runs.experiment as experiment
+from fedloom import wire
+from fedloom.client import States
+from fedloom.engine.local import Local
+from fedloom.engine.processes import Processes
+from fedloom.engine.worker import arrived
+from fedloom.errors import Interrupted
+from fedloom.registry import entries
+from fedloom.runs.world import World
+from fedloom.types import Report
+from tests.contract.study import SKETCHES, final, rows, run, study_of
+
+for sketch in SKETCHES:
+    importlib.import_module(f"tests.contract.sketches.{sketch}")
+
+METHODS = sorted(entries("method"))
+every_method = pytest.mark.parametrize("method", METHODS)
+every_engine = pytest.mark.parametrize("engine", ["local", "processes"])
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == two[name].dtype, name
+        assert torch.equal(tensor.nan_to_num(-1), two[name].nan_to_num(-1)), name
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Every method's uninterrupted local run, made once."""
+    made = {}
+
+    def get(method: str):
+        if method not in made:
+            made[method] = run(method, tmp_path_factory.mktemp("runs"))
+        return made[method]
+
+    return get
+
+
+@every_method
+def test_shapes_and_types_stay_and_something_is_learned(method, finished):
+    result = finished(method)
+    first = experiment.world_of(study_of(method, "x").model_dump_json()).network.initial(3)
+    server = {n.removeprefix("server/tensors/"): t for n, t in final(result).items() if n.startswith("server/tensors/")}
+    assert {n: (t.shape, t.dtype) for n, t in server.items()} == {n: (t.shape, t.dtype) for n, t in first.items()}
+    losses = [row["train_loss"] for row in rows(result)]
+    assert losses[-1] < losses[0]
+
+
+@every_method
+def test_engines_agree_bit_for_bit(method, finished, tmp_path):
+    other = run(method, tmp_path, "processes")
+    same(final(finished(method)), final(other))
+    assert rows(finished(method)) == rows(other)
+
+
+@every_method
+@every_engine
+def test_resumed_equals_uninterrupted(method, engine, finished, tmp_path):
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        run(method, tmp_path, engine, watch=stop)
+    result = experiment.resume(stopped.value.folder)
+    same(final(finished(method)), final(result))
+    assert rows(finished(method)) == rows(result)
+
+
+@every_method
+def test_order_of_clients_does_not_matter(method, finished, tmp_path, monkeypatch):
+    forward = Local.run
+
+    def backward(self, tasks):
+        return forward(self, reversed(list(tasks)))
+
+    monkeypatch.setattr(Local, "run", backward)
+    turned = final(run(method, tmp_path))
+    for name, tensor in final(finished(method)).items():
+        # Sums in float64 in another order may differ in the last bit of a float32; training then amplifies it.
+        assert torch.allclose(tensor.double(), turned[name].double(), rtol=1e-3, atol=1e-4, equal_nan=True), name
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """All (task, outcome) pairs of local runs."""
+    pairs, plain = [], Local.run
+
+    def record(self, tasks):
+        kept = []
+
+        def noted():
+            for task in tasks:
+                kept.append(task)
+                yield task
+
+        for outcome in plain(self, noted()):
+            pairs.append((arrived(kept.pop(0), self.place.network), outcome))
+            yield outcome
+
+    monkeypatch.setattr(Local, "run", record)
+    return pairs
+
+
+def flat(tree):
+    found = []
+    skeleton = wire._flatten(tree, lambda tensor, path: found.append(tensor) or len(found))
+    return skeleton, found
+
+
+@every_method
+def test_wire_round_trip_and_ledger_bytes(method, recorded, tmp_path):
+    result = run(method, tmp_path, run={"rounds": 2})
+    assert recorded
+    for task, outcome in recorded:
+        for message in (task, outcome.report):
+            frame = wire.pack(message)
+            (skeleton, tensors), (again, copies) = flat(message), flat(wire.unpack(frame))
+            assert skeleton == again
+            assert all(torch.equal(one, two) for one, two in zip(tensors, copies, strict=True))
+        assert outcome.download_bytes == len(wire.pack(task))
+        assert outcome.upload_bytes == len(wire.pack(outcome.report))
+    work = [outcome for _, outcome in recorded if outcome.job == "work"]
+    assert sum(row["upload_bytes"] for row in rows(result)) == sum(outcome.upload_bytes for outcome in work)
+    assert sum(row["download_bytes"] for row in rows(result)) == sum(outcome.download_bytes for outcome in work)
+
+
+@every_method
+def test_private_state_never_in_a_report(method, recorded, tmp_path, monkeypatch):
+    canary, load = 12345.678, States.load
+    monkeypatch.setattr(States, "load", lambda self, *which: load(self, *which) | {"canary": torch.full((3,), canary)})
+    run(method, tmp_path, run={"rounds": 2})
+    mark = struct.pack("<f", canary)
+    world = experiment.world_of(study_of(method, "x").model_dump_json())
+    private = world.method.share.private(world.network)
+    for _, outcome in recorded:
+        assert mark not in wire.pack(outcome.report)
+        assert "canary" not in repr(flat(outcome.report)[0])
+        assert not private & outcome.report.tensors.keys()
+
+
+@every_method
+def test_server_code_never_touches_client_data(method, finished, tmp_path, monkeypatch):
+    started = Processes.__init__
+
+    def poisoned(self, factory, workers=0):
+        started(self, factory, workers)
+        world = factory()
+        _ = world.images  # its normalisation belongs to the study, not to the data of clients
+        rows_of_clients = np.concatenate([world.split.train.rows, world.split.validation.rows])
+        world.dataset.x[rows_of_clients] = 0  # only here: the workers were forked before
+        world.dataset.y[rows_of_clients] = 0
+
+    monkeypatch.setattr(Processes, "__init__", poisoned)
+    experiment.world_of.cache_clear()
+    result = run(method, tmp_path, "processes")
+    experiment.world_of.cache_clear()
+    same(final(finished(method)), final(result))
+
+
+@every_method
+@every_engine
+def test_survives_failing_slow_and_mad_clients(method, engine, tmp_path, monkeypatch):
+    plain = World.jobs.func
+
+    def faulty(self):
+        jobs = dict(plain(self))
+        work = jobs["work"]
+
+        def harmed(client, task):
+            if client.id == 0:
+                raise RuntimeError("broken device")
+            if client.id == 1:
+                raise TimeoutError("too slow")
+            report = yield from work(client, task)
+            if client.id == 2:
+                bad = {name: torch.full_like(v, torch.nan) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+                       for name, v in report.tensors.items()}  # fmt: skip
+                return Report(bad, report.weight, report.numbers, report.where, report.classes, report.extra, report.client)
+            return report
+
+        return {**jobs, "work": harmed}
+
+    monkeypatch.setattr(World, "jobs", property(faulty))
+    result = run(method, tmp_path, engine, engine={"quorum": 0.2}, run={"rounds": 2})
+    found = result._store.rows("clients")
+    kinds = {(entry["client"], entry["failed"]) for entry in found if entry["job"] == "work"}
+    assert {(0, "raised"), (1, "late"), (2, "nonsense"), (3, ""), (4, "")} == kinds
+    assert all(bool(torch.isfinite(t).all()) for n, t in final(result).items() if n.startswith("server/tensors"))
+    assert result.summary["failures"] == sum(entry["failed"] != "" for entry in found)
