@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -27,25 +27,25 @@ app = typer.Typer(
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
 
-Dataset = Annotated[Optional[str], typer.Option(help="Data set: a name, a .npz file or an import path.")]
-Model = Annotated[Optional[str], typer.Option(help="Model: a name or an import path package.module:Net.")]
-Clients = Annotated[Optional[int], typer.Option(help="Number of clients.")]
-Rounds = Annotated[Optional[int], typer.Option(help="Number of rounds.")]
-Fleet = Annotated[Optional[str], typer.Option(help="Devices: uniform, low, high, ...")]
-Partition = Annotated[Optional[str], typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer, ...")]
-Select = Annotated[Optional[str], typer.Option(help="Who trains in a round.")]
-Share = Annotated[Optional[str], typer.Option(help="Which tensors travel.")]
-EngineName = Annotated[Optional[str], typer.Option("--engine", help="auto, local, processes, ray.")]
-Device = Annotated[Optional[str], typer.Option(help="cpu or cuda.")]
-Seed = Annotated[Optional[int], typer.Option(help="Seed of everything that is drawn.")]
-Settings = Annotated[Optional[list[str]], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting.")]
-Out = Annotated[Optional[Path], typer.Option(help="Parent folder of the run's folder.")]
+Dataset = Annotated[str | None, typer.Option(help="Data set: a name, a .npz file or an import path.")]
+Model = Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Fleet = Annotated[str | None, typer.Option(help="Devices: uniform, low, high, ...")]
+Partition = Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer, ...")]
+Select = Annotated[str | None, typer.Option(help="Who trains in a round.")]
+Share = Annotated[str | None, typer.Option(help="Which tensors travel.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="auto, local, processes, ray.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything that is drawn.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting.")]
+Out = Annotated[Path | None, typer.Option(help="Parent folder of the run's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")]
 
 
 @app.command()
 def run(
-    what: Annotated[Optional[list[str]], typer.Argument(metavar="[STUDY.toml] [METHOD]", show_default=False)] = None,
+    what: Annotated[list[str] | None, typer.Argument(metavar="[STUDY.toml] [METHOD]", show_default=False)] = None,
     dataset: Dataset = None,
     model: Model = None,
     clients: Clients = None,
@@ -122,9 +122,29 @@ def list_names(
     table = Table("name", "what it is", "settings", "paper", box=None, pad_edge=False, header_style="bold")
     for entry in found:
         own = [field for field in entry.fields if field["name"] not in SLOTS]
-        settings = ", ".join(f"{field['name']}={field['default']}" if field["default"] else field["name"] for field in own)
+        settings = ", ".join(
+            f"{field['name']}={field['default']}" if field["default"] else field["name"] for field in own
+        )
         name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
         table.add_row(name, entry.summary, settings, entry.paper)
+    Console().print(table)
+
+
+@app.command()
+def bench(name: Annotated[str, typer.Argument(help="What to measure: reference.")] = "reference") -> None:
+    """Measure speed on this machine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedloom.bench import reference
+
+    benches = {"reference": reference.reference}
+    if name not in benches:
+        raise choose("bench", name, benches)
+    rows = benches[name]()
+    table = Table(*rows[0], box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
 
 
@@ -151,7 +171,11 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def top(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """Federated learning for unequal devices and unequal data."""
 
 

@@ -46,7 +46,8 @@ class Client:
     @cached_property
     def classes(self) -> Tensor:
         """The classes it holds."""
-        return self.train.images.y[self.train.rows].unique()
+        held: Tensor = torch.unique(self.train.images.y[self.train.rows])
+        return held
 
     @property
     def rate(self) -> Tensor:
@@ -106,7 +107,7 @@ def _cut(rows: Tensor, size: int) -> list[Tensor]:
     sizes = [size] * (len(rows) // size) + ([len(rows) % size] if len(rows) % size else [])
     if len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [size + 1]
-    return list(rows.split(sizes))
+    return list(torch.split(rows, sizes))
 
 
 class States:

@@ -107,4 +107,5 @@ def _pack_bits(codes: Tensor, per_byte: int) -> Tensor:
 def _unpack_bits(packed: Tensor, per_byte: int, size: int) -> Tensor:
     width = 8 // per_byte
     shifts = torch.arange(per_byte, device=packed.device) * width
-    return ((packed.to(torch.int32)[:, None] >> shifts) & (2**width - 1)).reshape(-1)[:size]
+    codes: Tensor = (packed.to(torch.int32)[:, None] >> shifts) & (2**width - 1)
+    return codes.reshape(-1)[:size]

@@ -37,7 +37,9 @@ class Network:
         self.module = initialise(build, 0)
         self.names = tuple(self.module.state_dict())
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
-        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]] = {}
+        self._skeletons: dict[
+            tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
+        ] = {}
         self._macs: dict[tuple[object, ...], int] = {}
         self._shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
         self._cut_shapes: dict[tuple[tuple[str, int], ...], dict[str, torch.Size]] = {}
@@ -78,21 +80,15 @@ class Network:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
-            module = self._hollow(tensors).train(training)
-            self._skeletons[key] = module, [place for path, part in module.named_modules() for place in _places(path, part)]
+            module = skeleton(self.module, tensors).train(training)
+            self._skeletons[key] = (
+                module,
+                [place for path, part in module.named_modules() for place in _places(path, part)],
+            )
         module, places = self._skeletons[key]
         for slot, attribute, name in places:
             slot[attribute] = tensors[name]
         return module
-
-    def _hollow(self, tensors: Tensors) -> nn.Module:
-        """A skeleton for these shapes; tables that are no part of the weights (not persistent) are the template's."""
-        hollow = skeleton(self.module, tensors)
-        for full, part in zip(self.module.modules(), hollow.modules(), strict=True):
-            for name in full._non_persistent_buffers_set:
-                table = full._buffers[name]
-                part._buffers[name] = None if table is None else self._placed(table)
-        return hollow
 
     def macs(self, tensors: Tensors) -> int:
         """Multiply-accumulates of one sample's forward pass at this size."""

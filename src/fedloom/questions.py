@@ -1,4 +1,4 @@
-"""What the server may ask clients besides their work. A question changes no state; its answer is a report of numbers."""
+"""What the server may ask clients besides their work. A question changes no state; the answer is a report."""
 
 from __future__ import annotations
 

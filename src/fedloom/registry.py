@@ -92,7 +92,9 @@ def _load(kind: str, path: str) -> Callable[..., Any]:
     try:
         item = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"{kind} '{path}' cannot be imported: {error}; expected an import path package.module:Name") from error
+        raise InputError(
+            f"{kind} '{path}' cannot be imported: {error}; expected an import path package.module:Name"
+        ) from error
     if not callable(item):
         raise InputError(f"{kind} '{path}' is a {type(item).__name__}; expected a class or function")
     return typing.cast(Callable[..., Any], item)
@@ -117,7 +119,14 @@ def describe(kind: str, name: str, item: Callable[..., Any]) -> Entry:
             }
         )
     summary = (inspect.getdoc(item) or "").partition("\n")[0]
-    return Entry(kind, name, f"{item.__module__}:{item.__qualname__}", summary, getattr(item, "__fedloom__", ("", "", ""))[2], fields)
+    return Entry(
+        kind,
+        name,
+        f"{item.__module__}:{item.__qualname__}",
+        summary,
+        getattr(item, "__fedloom__", ("", "", ""))[2],
+        fields,
+    )
 
 
 def _type_name(hint: Any) -> str:

@@ -43,7 +43,11 @@ def checked(
     names, anything = allowed(what, make, reserved)
     for key in fields:
         if key not in names and not anything:
-            raise choose(f"setting of {what}", key, names) if names else InputError(f"{what} has no settings; got '{key}'")
+            raise (
+                choose(f"setting of {what}", key, names)
+                if names
+                else InputError(f"{what} has no settings; got '{key}'")
+            )
     missing = [
         key
         for key, parameter in parameters(what, make).items()

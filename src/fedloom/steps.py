@@ -104,6 +104,7 @@ class Descent:
     optimizer: Optimizer
     clip: float | None = None
     view: Callable[[Tensors], Tensors] | None = None
+    passes: int = 1
 
     @classmethod
     def of(cls, objective: Objective, train: Train, view: Callable[[Tensors], Tensors] | None = None) -> Descent:
@@ -114,13 +115,17 @@ class Descent:
         """The optimiser's memory."""
         return self.optimizer.slots(tensors)
 
+    def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:
+        """The tensors that the model sees."""
+        return self.view(tensors) if self.view else tensors
+
     def __call__(
         self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
     ) -> Tensor:
         """One update; gives the loss of every sample."""
 
-        def loss(seen: Tensors) -> tuple[Tensor, Tensor]:
-            return self.objective(model, self.view(seen) if self.view else seen, batches[0], fixed)
+        def loss(current: Tensors) -> tuple[Tensor, Tensor]:
+            return self.objective(model, self.seen(current, fixed), batches[0], fixed)
 
         grads, losses = model.grad(loss, tensors)
         if self.clip is not None:

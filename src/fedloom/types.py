@@ -212,6 +212,13 @@ class Model(Protocol):
 class Step(Protocol):
     """One update. Changes `tensors` and `slots` (its own memory, such as momentum) in place; both belong to the fit."""
 
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes over the first batch that the update costs."""
+
+    def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:
+        """The model that these passes run through."""
+
     def slots(self, tensors: Tensors) -> dict[str, Tensors]:
         """The step's memory at the start of a fit."""
 
@@ -256,7 +263,9 @@ class Fitted:
 class Reading(Protocol):
     """What a Measure reads: sums over batches, finished at the end."""
 
-    training: bool  # whether the model runs in training mode (batch statistics)
+    @property
+    def training(self) -> bool:
+        """Whether the model runs in training mode (batch statistics)."""
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """What is added up over the batches."""

@@ -67,7 +67,9 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
         return {"~dict": [[inner(key, "key"), inner(item, key)] for key, item in tree.items()]}
     if is_dataclass(tree) and type(tree).__name__ in known:
         return {"~" + type(tree).__name__: [inner(getattr(tree, field.name), field.name) for field in fields(tree)]}
-    raise TypeError(f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them")
+    raise TypeError(
+        f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them"
+    )
 
 
 def _restore(skeleton: Any, tensors: Any) -> Any:
@@ -113,8 +115,8 @@ def size(tree: Any) -> int:
 def pack(tree: Any) -> bytes:
     """A tree as one frame of bytes."""
     header, tensors = _frame(tree)
-    raw = [tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy() for tensor in tensors]
-    return b"".join([struct.pack("<Q", len(header)), header, *raw])
+    raw = (tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors)
+    return b"".join((struct.pack("<Q", len(header)), header, *raw))
 
 
 def unpack(frame: bytes | bytearray | memoryview) -> Any:

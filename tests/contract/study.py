@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-import fedloom.runs.experiment as experiment
 from fedloom import wire
+from fedloom.runs import experiment
 from fedloom.runs.result import Result
 from fedloom.runs.study import resolve
 
@@ -51,10 +51,13 @@ def final(result: Result) -> dict[str, Tensor]:
             tree = {name: column for name, column in tree["columns"].items() if name != "seconds"}
         tensors: list[Tensor] = []
         wire._flatten(tree, lambda tensor, name, kept=tensors: kept.append((name, tensor)) or len(kept))
-        found |= {f"{path.stem.split('-')[0]}{path.stem.split('-')[1] if 'client' in path.stem else ''}/{n}": t for n, t in tensors}
+        found |= {
+            f"{path.stem.split('-')[0]}{path.stem.split('-')[1] if 'client' in path.stem else ''}/{n}": t
+            for n, t in tensors
+        }
     return found
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
     """The metrics without what no two runs have in common."""
-    return [{k: v for k, v in row.items() if "seconds" not in k} for row in result._store.rows("metrics")]
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in result.rows("metrics")]

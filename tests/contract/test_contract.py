@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import fedloom.runs.experiment as experiment
 from fedloom import wire
 from fedloom.client import States
 from fedloom.engine.local import Local
@@ -17,6 +16,7 @@ from fedloom.engine.processes import Processes
 from fedloom.engine.worker import arrived
 from fedloom.errors import Interrupted
 from fedloom.registry import entries
+from fedloom.runs import experiment
 from fedloom.runs.world import World
 from fedloom.types import Report
 from tests.contract.study import SKETCHES, final, rows, run, study_of
@@ -24,7 +24,8 @@ from tests.contract.study import SKETCHES, final, rows, run, study_of
 for sketch in SKETCHES:
     importlib.import_module(f"tests.contract.sketches.{sketch}")
 
-METHODS = sorted(entries("method"))
+OWN_METHOD = "examples.mymethod:MyMethod"  # written outside the package, in 20 lines
+METHODS = [*sorted(entries("method")), OWN_METHOD]
 every_method = pytest.mark.parametrize("method", METHODS)
 every_engine = pytest.mark.parametrize("engine", ["local", "processes"])
 
@@ -189,14 +190,16 @@ def test_survives_failing_slow_and_mad_clients(method, engine, tmp_path, monkeyp
             if client.id == 2:
                 bad = {name: torch.full_like(v, torch.nan) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
                        for name, v in report.tensors.items()}  # fmt: skip
-                return Report(bad, report.weight, report.numbers, report.where, report.classes, report.extra, report.client)
+                return Report(
+                    bad, report.weight, report.numbers, report.where, report.classes, report.extra, report.client
+                )
             return report
 
         return {**jobs, "work": harmed}
 
     monkeypatch.setattr(World, "jobs", property(faulty))
     result = run(method, tmp_path, engine, engine={"quorum": 0.2}, run={"rounds": 2})
-    found = result._store.rows("clients")
+    found = result.rows("clients")
     kinds = {(entry["client"], entry["failed"]) for entry in found if entry["job"] == "work"}
     assert {(0, "raised"), (1, "late"), (2, "nonsense"), (3, ""), (4, "")} == kinds
     assert all(bool(torch.isfinite(t).all()) for n, t in final(result).items() if n.startswith("server/tensors"))

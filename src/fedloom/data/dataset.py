@@ -106,7 +106,10 @@ def load(name: str, **options: Any) -> Dataset:
     if name.endswith(".npz"):
         name, options = "npz", {"path": name, **options}
     make = find("dataset", name)
-    allowed = inspect.signature(make).parameters
+    try:
+        allowed = inspect.signature(make).parameters
+    except ValueError:
+        raise InputError(f"data set '{name}' does not say what options it takes; expected a function") from None
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in allowed.values()):
         for option in options:
             if option not in allowed:
@@ -117,7 +120,7 @@ def load(name: str, **options: Any) -> Dataset:
             raise InputError(f"data set '{name}' needs the option '{parameter.name}'")
     dataset = make(**options)
     if not isinstance(dataset, Dataset):
-        raise InputError(f"data set '{name}' returned a {type(dataset).__name__}; expected a fedloom.data.Dataset")
+        raise InputError(f"data set '{name}' returned {type(dataset).__name__}; expected a fedloom.data.Dataset")
     return dataset
 
 

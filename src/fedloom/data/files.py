@@ -141,7 +141,7 @@ def _fetch(name: str, downloads: Sequence[Download]) -> str:
 
 def damaged(path: Path, why: object) -> InputError:
     """The error for a file that cannot be what its name says."""
-    return InputError(f"{path} is damaged or of another kind: {why}")
+    return InputError(f"{path} is damaged or of another kind: {str(why) or type(why).__name__}")
 
 
 def _squeeze(name: str) -> str:

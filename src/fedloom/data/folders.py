@@ -145,13 +145,14 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 
 def _by_class(folder: Path, names: Sequence[str], missing: bool = False) -> Listing:
-    """Images below one folder a class."""
+    """Images in one folder a class, or in its folder `images` as Tiny ImageNet has them."""
     if not folder.is_dir():
         raise InputError(f"{folder.parent} has no folder {folder.name}")
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        inside = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in SUFFIXES)
+        found = [*(folder / name).glob("*"), *(folder / name).glob("images/*")]
+        inside = sorted(path for path in found if path.suffix.lower() in SUFFIXES)
         if not inside and not missing:
             raise InputError(f"{folder / name} holds no images")
         paths += inside

@@ -56,7 +56,7 @@ def _read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     except KeyError as error:
         raise damaged(path, f"it has no variable {error}") from error
     except (MatReadError, OSError, EOFError, ValueError, TypeError, NotImplementedError, zlib.error) as error:
-        raise damaged(path, error or "it cannot be read") from error
+        raise damaged(path, error) from error
     if x.ndim != 4 or x.shape[2] != 3:
         raise damaged(path, f"X has shape {x.shape}, expected (32, 32, 3, N)")
     return x.transpose(3, 0, 1, 2), y.astype(np.int64) % 10

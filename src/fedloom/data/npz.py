@@ -44,7 +44,9 @@ def read_npz(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is damaged or not an .npz file: {error}") from error
+        # numpy would here advise to unpickle the file, which is the one thing not to do.
+        why = "it holds something other than plain arrays" if "pickle" in str(error) else error
+        raise InputError(f"{path} is damaged or not an .npz file: {why}") from error
     for key in arrays:
         if key not in KEYS + IGNORED:
             raise choose(f"array in {path}", key, KEYS)

@@ -103,10 +103,11 @@ def _positive(partition: Any, setting: str) -> None:
 def _enough(dataset: Dataset, clients: int, minimum: int = 1) -> None:
     if clients < 1:
         raise InputError(f"clients must be at least 1; got {clients}")
-    if clients * max(1, minimum) > dataset.trained:
+    each = max(1, minimum)
+    if clients * each > dataset.trained:
         raise InputError(
-            f"{dataset.trained} training images of '{dataset.name}' cannot give {clients} clients {max(1, minimum)};"
-            f" at most {dataset.trained // max(1, minimum)} clients"
+            f"{dataset.trained} training images of '{dataset.name}' are too few to give {clients} clients {each} each; "
+            f"at most {dataset.trained // each} clients"
         )
 
 

@@ -107,8 +107,8 @@ def _heat(axes: Axes, counts: npt.NDArray[np.int64], dataset: Dataset) -> None:
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     classes, shown = counts.shape
-    colours = LinearSegmentedColormap.from_list("water", ["#d7ecef", "#74b3c4", "#1f6f8b", "#0b3954"])
-    colours.set_bad("#f6f7f8")  # nothing held: paper, not the palest colour
+    water = LinearSegmentedColormap.from_list("water", ["#d7ecef", "#74b3c4", "#1f6f8b", "#0b3954"])
+    colours = water.with_extremes(bad="#f6f7f8")  # nothing held: paper, not the palest colour
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
     axes.imshow(np.ma.masked_equal(counts, 0), cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     if shown <= 30 and classes <= 30:

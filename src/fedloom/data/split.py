@@ -78,6 +78,8 @@ def split(
         )
     if not 0 <= public < dataset.trained:
         raise InputError(f"public must be between 0 and {dataset.trained - 1} training images; got {public}")
+    if seed < 0:
+        raise InputError(f"seed must be at least 0; got {seed}")
     deals = parse(partition) if isinstance(partition, str) else partition
     # One generator a purpose: another share of validation leaves the partition and the test parts as they are.
     for_public, for_partition, for_test, for_validation = (

@@ -59,8 +59,10 @@ def _read_text(path: Path) -> list[npt.NDArray[Any]]:
             y[row] = int(label) - 1
             for pair in pairs:
                 index, value = pair.split(":")
+                if not 1 <= int(index) <= 256:
+                    raise ValueError(f"pixel {index} in line {row + 1} is outside 1 .. 256")
                 x[row, int(index) - 1] = float(value)
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise damaged(path, error) from error
     return [_bytes((x + 1) / 2), y]
 

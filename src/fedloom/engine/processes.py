@@ -39,7 +39,7 @@ class _Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, factory: Callable[[], Workplace]) -> None:
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(factory, theirs, os.getpid()), daemon=True)
         self.process.start()
@@ -52,7 +52,9 @@ class _Worker:
             self.pipe.send_bytes(base)
             self.base = task.base.version
         self.tasks.append((number, task))
-        self.pipe.send_bytes(wire.pack({"task": replace(task, base=None), "based": task.base is not None, "state": state}))
+        self.pipe.send_bytes(
+            wire.pack({"task": replace(task, base=None), "based": task.base is not None, "state": state})
+        )
 
 
 @register("engine", "processes")
@@ -89,7 +91,7 @@ class Processes(Local):
                     return
                 continue
             for pipe in wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]
+                worker = busy[pipe]
                 try:
                     place, _ = worker.tasks[0]
                     done[place] = wire.unpack(worker.pipe.recv_bytes())

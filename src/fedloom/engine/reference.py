@@ -1,4 +1,4 @@
-"""The reference trainer: one request after another, one eager step after another. Slow paths are measured against it."""
+"""The reference trainer: one request after another, one eager step after another. The others must match it."""
 
 from __future__ import annotations
 
@@ -65,36 +65,29 @@ class Reference:
         for tensor in trained.values():
             tensor.requires_grad_()
         slots = steps[0].slots(trained)
-        sums = torch.zeros(2, dtype=torch.float64, device=self.network.device)
-        samples, early = 0, 0
+        losses: list[Tensor] = []
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(plan.seed)
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
                 if self.deadline is not None and perf_counter() - start > self.deadline:
                     raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
-                losses = steps[variant](self._training, tensors, slots, fit.fixed, [plan.images.batch(row) for row in rows])
-                samples += len(losses)
-                sums[0] += losses.sum()
-                if number < plan.epoch:
-                    early += len(losses)
-                    sums[1] += losses.square().sum()
-        loss, squared = sums.tolist()
+                batches = [plan.images.batch(row) for row in rows]
+                losses.append(steps[variant](self._training, tensors, slots, fit.fixed, batches))
+        # Looked at once, after the last step: nothing in the loop waits for the device.
+        all_losses, first = torch.cat(losses).double(), torch.cat(losses[: plan.epoch]).double()
+        loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
         done = {name: tensor.detach() for name, tensor in tensors.items()}
-        return Fitted(
-            done, len(plan.steps), samples, loss / max(1, samples), squared / max(1, early), self._cost(fit, steps),
-            perf_counter() - start,
-        )  # fmt: skip
+        seconds = perf_counter() - start
+        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit, steps), seconds)
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
 
     def _cost(self, fit: Fit, steps: Sequence[Step]) -> int:
         """Multiply-accumulates of all passes; a backward pass costs two forward ones."""
-        views = [step.view(fit.tensors) if getattr(step, "view", None) else fit.tensors for step in steps]
-        forward = [self.network.macs({n: t for n, t in view.items() if n in self.network.names}) for view in views]
-        passes = [getattr(step, "passes", 1) for step in steps]
+        forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
         counted = zip(fit.plan.steps, fit.plan.variants, strict=True)
-        return sum(3 * forward[variant] * passes[variant] * len(rows[0]) for rows, variant in counted)
+        return sum(3 * forward[variant] * len(rows[0]) for rows, variant in counted)
 
     @torch.no_grad()
     def _measure(self, measure: Measure) -> Tensors:
@@ -102,7 +95,7 @@ class Reference:
             raise ClientError("there are no samples to measure on")
         model = self._training if measure.what.training else self._still
         sums: Tensors = {}
-        for rows in measure.samples.rows.split(measure.batch_size):
+        for rows in torch.split(measure.samples.rows, measure.batch_size):
             read = measure.what(model, measure.tensors, measure.samples.images.batch(rows))
             sums = {name: sums[name] + value for name, value in read.items()} if sums else read
         return sums

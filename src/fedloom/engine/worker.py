@@ -42,7 +42,10 @@ def arrived(task: Task, network: Network) -> Task:
     if task.base is None:
         return task
     where = task.where
-    parts = {part: network.units.take(dict(tensors), where) if where else tensors for part, tensors in task.base.parts.items()}
+    parts = {
+        part: network.units.take(dict(tensors), where) if where else tensors
+        for part, tensors in task.base.parts.items()
+    }
     return replace(task, base=None, tensors={**parts, **task.tensors})
 
 

@@ -55,7 +55,14 @@ class Fleet:
     ) -> None:
         self.columns = dict(columns)
         self.size = len(self.columns["samples"])
-        blank = {"loss": np.nan, "squared_loss": np.nan, "seconds": np.nan, "seen": -1, "round": NEVER[0], "stage": NEVER[1]}
+        blank = {
+            "loss": np.nan,
+            "squared_loss": np.nan,
+            "seconds": np.nan,
+            "seen": -1,
+            "round": NEVER[0],
+            "stage": NEVER[1],
+        }
         for name, value in blank.items():
             self.columns.setdefault(name, np.full(self.size, value))
         self.engine, self.network, self.home, self.seed, self.quorum = engine, network, home, seed, quorum
@@ -152,7 +159,9 @@ class Fleet:
         """Why a report cannot be used; empty if it can."""
         shapes = self.network.shapes(report.where)
         finite = []
-        for name, value in ((name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()):
+        for name, value in (
+            (name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()
+        ):
             if name not in shapes:
                 return f"tensor '{name}' is not in the model"
             tensor = dense(value)

@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
@@ -16,7 +17,7 @@ from fedloom.policies.cut import narrow
 from fedloom.policies.objective import Objective
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Report, Server, Task, Work
+from fedloom.types import Fit, Report, Server, Task, Tensors, Work
 
 
 @register("method", "fedavg", paper="McMahan et al., AISTATS 2017")
@@ -39,9 +40,13 @@ class FedAvg(Method):
         """What a local step descends."""
         return self.objective
 
+    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
+        """What a local step reads and does not change."""
+        return {"lr": client.rate}
+
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Algorithm 1, ClientUpdate."""
         tensors, where = yield from narrow(self.cut, client, (yield from self.start(client)))
-        fixed = {"lr": client.rate, "anchor": tensors}
-        fit = yield Fit(tensors, Descent.of(self.loss(), task.train), client.plan(), fixed)
+        step, fixed = Descent.of(self.loss(), task.train), self.fixed(client, tensors)
+        fit = yield Fit(tensors, step, client.plan(), fixed)
         return self.report(client, fit, where)

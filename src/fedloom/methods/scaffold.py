@@ -37,7 +37,9 @@ class Scaffold(FedAvg):
     def check(self) -> None:
         """Control variates are about the same parameters at every client."""
         if not isinstance(self.cut, Whole):
-            raise InputError("scaffold cannot run under a cut: its control variates need every client to train all units")
+            raise InputError(
+                "scaffold cannot run under a cut: its control variates need every client to train all units"
+            )
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Lines 3 to 16: models by their mean, c by the mean change of all clients' c_i."""
@@ -50,7 +52,9 @@ class Scaffold(FedAvg):
                 moved[name].add_(dense(change))
         server.memory["control"] = {name: (c + moved[name] / fleet.size).to(c.dtype) for name, c in control.items()}
         mean, step = joined.result(), self.server_rate
-        return server.next(mean if step == 1 else {n: t + (step * (mean[n] - t)).to(t) for n, t in server.tensors.items()})
+        return server.next(
+            mean if step == 1 else {n: t + (step * (mean[n] - t)).to(t) for n, t in server.tensors.items()}
+        )
 
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """The model and the server's control variate c."""
@@ -65,7 +69,7 @@ class Scaffold(FedAvg):
         tensors = yield from self.start(client)
         common = client.received("control")
         own: Tensors = client.state.get("control") or {name: torch.zeros_like(c) for name, c in common.items()}
-        fixed = {"lr": client.rate, "anchor": tensors, "slope": {name: c - own[name] for name, c in common.items()}}
+        fixed = {"lr": client.rate, "slope": {name: c - own[name] for name, c in common.items()}}
         fit = yield Fit(tensors, Descent.of(self.loss(), task.train), client.plan(), fixed)
         scale = 1 / (fit.steps * task.train.lr)
         new = {name: own[name] - c + (tensors[name] - fit.tensors[name]) * scale for name, c in common.items()}

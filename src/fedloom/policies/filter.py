@@ -23,7 +23,9 @@ class Filter(Protocol):
         """The report that really leaves."""
 
 
-@register("filter", "clip", paper="McMahan et al., Learning differentially private recurrent language models, ICLR 2018")
+@register(
+    "filter", "clip", paper="McMahan et al., Learning differentially private recurrent language models, ICLR 2018"
+)
 @dataclass(frozen=True)
 class Clip:
     """Clip the change of the model to a norm, and add Gaussian noise to it."""

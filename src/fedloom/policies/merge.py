@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -31,7 +32,9 @@ class Joined(Protocol):
 class Merge(Protocol):
     """A rule for joining reports."""
 
-    by_class: bool  # whether rows of the output layer are joined only from clients that hold the class
+    @property
+    def by_class(self) -> bool:
+        """Whether rows of the output layer are joined only from clients that hold the class."""
 
     def begin(self, server: Server) -> Joined:
         """An empty merge over the server's tensors."""
@@ -49,20 +52,24 @@ class Mean:
 
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""
-        return Totals(server, equal=self.weights == "equal")
+        return Totals(server, self.weight)
+
+    def weight(self, report: Report) -> float:
+        """How much a report counts."""
+        return 1.0 if self.weights == "equal" else report.weight
 
 
 class Totals:
     """Weighted sums and the weights behind them: one number a tensor, or one an element once a report was cut."""
 
-    def __init__(self, server: Server, *, equal: bool) -> None:
-        self.server, self.equal = server, equal
+    def __init__(self, server: Server, weight: Callable[[Report], float]) -> None:
+        self.server, self.weight = server, weight
         self.total: Tensors = {}
         self.count: Tensors = {}
 
     def add(self, report: Report) -> None:
         """Add a report's tensors with its weight."""
-        weight = 1.0 if self.equal else report.weight
+        weight = self.weight(report)
         values = {name: dense(value) for name, value in report.tensors.items()}
         masks = {name: mask for name, value in report.tensors.items() if (mask := mask_of(value)) is not None}
         for name in values.keys() - self.total.keys():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -58,5 +59,4 @@ class Slope:
 
     def __call__(self, tensors: Tensors, fixed: Fixed) -> Tensor:
         """The inner product over all tensors that have a slope."""
-        products = [(tensors[name] * slope).sum() for name, slope in fixed["slope"].items()]
-        return sum(products[1:], products[0])
+        return torch.stack([(tensors[name] * slope).sum() for name, slope in fixed["slope"].items()]).sum()

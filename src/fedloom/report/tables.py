@@ -32,7 +32,17 @@ def quantity(number: float | None, unit: str = "") -> str:
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """One row a run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ("method", "global %", "local %", "worst local %", "best global %", "sent up", "sent down", "training", "s / round")
+    heads = (
+        "method",
+        "global %",
+        "local %",
+        "worst local %",
+        "best global %",
+        "sent up",
+        "sent down",
+        "training",
+        "s / round",
+    )
     for head in heads:
         table.add_column(head, justify="left" if head == "method" else "right")
     for row in summaries:

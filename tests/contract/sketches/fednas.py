@@ -24,7 +24,9 @@ class SuperNet(nn.Module):
         self.head = nn.Linear(4 * size * size, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = sum(share * operation(x) for share, operation in zip(self.alpha.softmax(0), self.operations, strict=True))
+        mixed = sum(
+            share * operation(x) for share, operation in zip(self.alpha.softmax(0), self.operations, strict=True)
+        )
         return self.head(torch.relu(mixed).flatten(1))
 
 
@@ -32,6 +34,11 @@ class SuperNet(nn.Module):
 class Bilevel:
     weights: SGD = SGD(momentum=0.9)
     architecture: Adam = Adam(beta1=0.5, weight_decay=1e-3)
+
+    passes: int = 2
+
+    def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:
+        return tensors
 
     def slots(self, tensors: Tensors) -> dict[str, Tensors]:
         return {**self.weights.slots(tensors), **self.architecture.slots(tensors)}
@@ -50,8 +57,6 @@ class Bilevel:
 @register("method", "sketch_fednas")
 @dataclass(frozen=True)
 class SketchFedNAS(FedAvg):
-    """FedAvg over weights and architecture together."""
-
     def work(self, client: Client, task: Task) -> Work[Report]:
         tensors = yield from self.start(client)
         fixed = {"lr": client.rate, "alpha_lr": torch.full_like(client.rate, 3e-3)}
