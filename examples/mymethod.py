@@ -35,7 +35,9 @@ class MyMethod(FedAvg):
 
     def fixed(self, client, tensors):
         past = client.state.get("past", tensors)
-        return super().fixed(client, tensors) | {"past": {n: past[n] for n in tensors if n not in client.network.buffers}}
+        return super().fixed(client, tensors) | {
+            "past": {n: past[n] for n in tensors if n not in client.network.buffers}
+        }
 
     def report(self, client, fit, where=None):
         client.state["past"] = fit.tensors

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # Late, so that `import fedloom` and the command line's help do not wait for torch.
     if name == "run":
-        from fedloom.runs.experiment import run
+        from fedloom.runs.start import run
 
         return run
     raise AttributeError(f"module 'fedloom' has no attribute '{name}'")

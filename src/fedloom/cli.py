@@ -62,7 +62,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a method, or the study of a file."""
-    from fedloom.runs.experiment import sections_of, start
+    from fedloom.runs.start import sections_of, start
     from fedloom.runs.study import override, read, resolve
 
     file, method = _study_and_method(what or [])
@@ -71,7 +71,7 @@ def run(
         "select": select, "share": share, "engine": engine, "device": device, "seed": seed, "out": out,
     }  # fmt: skip
     sections = override(read(file) if file else {}, settings or [])
-    study = resolve(sections_of(method, {}, options, sections), str(file or ""))
+    study = resolve(sections_of(method, options, sections), str(file or ""))
     _watched(lambda watch: start(study, watch), study.method.name, study.run.rounds, as_json)
 
 
@@ -86,7 +86,7 @@ def _study_and_method(words: list[str]) -> tuple[Path | None, str | None]:
 @app.command()
 def resume(run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")], as_json: AsJson = False) -> None:
     """Go on with an interrupted run; a finished one prints its result."""
-    from fedloom.runs.experiment import resume as go_on
+    from fedloom.runs.start import resume as go_on
     from fedloom.runs.store import Store
 
     study = Store.open(run_dir).read("study.json") or {}

@@ -15,7 +15,7 @@ from fedloom import wire
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
-from fedloom.types import NEVER, Moment, Plan, Samples, Task, Tensors, Where
+from fedloom.types import NEVER, Moment, Plan, Samples, Task, Tensors, Train, Where
 
 __all__ = ["Client", "States"]
 
@@ -74,7 +74,7 @@ class Client:
         full = self.network.units.place(tensors, where, self.own(frozenset(tensors))) if where else tensors
         self.state["own"] = {**self.state.get("own", {}), **full}
 
-    def plan(self, parts: Sequence[Samples] = (), variants: int = 1) -> Plan:
+    def plan(self, parts: Sequence[Samples] = (), variants: int = 1, train: Train | None = None) -> Plan:
         """The batches of a fit: one of each part a step (default: the training part), drawn without replacement.
 
         A part that is named twice gives two different batches of it. An epoch is one pass over the first part; the
@@ -84,7 +84,7 @@ class Client:
         parts = parts or (self.train,)
         if not min(len(part) for part in parts):
             raise ValueError(f"client {self.id} has no samples to train on")
-        train, generator = self.task.train, self.generator("plan")
+        train, generator = train or self.task.train, self.generator("plan")
         uses = sum(part is parts[0] for part in parts)
         epoch = max(1, len(_cut(parts[0].rows, train.batch_size)) // uses)
         count = train.steps if train.steps is not None else train.epochs * epoch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
@@ -37,6 +38,13 @@ class Method:
     merge: Merge = Mean()
     topology: Topology = Star()
     filter: Filter | None = None
+
+    pooled: ClassVar[bool] = False  # a bound, no federation: whoever trains sees the data of all clients
+
+    @property
+    def adapts(self) -> bool:
+        """Whether weak devices get less to train than the whole model."""
+        return not isinstance(self.cut, Whole)
 
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -56,17 +57,6 @@ class Train:
     clip: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Base:
-    """Tensors that many tasks of a round share: parts by name, each a set of tensors ("model", "control").
-
-    An engine moves a base to a worker once, and cuts every client's tensors out of it where that is cheapest.
-    """
-
-    version: str
-    parts: Mapping[str, Tensors]
-
-
 @travels
 @dataclass(frozen=True, eq=False)
 class Report:
@@ -84,7 +74,11 @@ class Report:
 @travels
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a client is asked to do. `tensors` holds the parts that travelled, cut to `where`."""
+    """What a client is asked to do. `tensors` holds the parts that travelled ("model", ...), cut to `where`.
+
+    A method names a `base` instead: an engine moves it to a worker once and cuts every client's tensors out of it where
+    that is cheapest.
+    """
 
     client: int
     round: int
@@ -98,7 +92,7 @@ class Task:
     accepted: Moment = NEVER  # the client's last accepted moment: the version of its state that counts
     method: Named = field(default_factory=lambda: Named(""))
     model: Named = field(default_factory=lambda: Named(""))
-    base: Base | None = None  # simulation only: where `tensors` are to be taken from
+    base: Mapping[str, Tensors] | None = None  # parts that the round's tasks share; an engine makes `tensors` of it
 
 
 @travels
@@ -130,12 +124,25 @@ class Outcome:
     upload_bytes: int = 0
     macs: int = 0
     seconds: float = 0.0
+    peak_memory_bytes: int | None = None
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
         numbers = self.report.numbers if self.report else {}
-        names = ("client", "round", "stage", "job", "download_bytes", "upload_bytes", "macs", "seconds")
-        return {name: getattr(self, name) for name in names} | dict(numbers)
+        sent = self.report.tensors.values() if self.report else ()
+        costs = (
+            "client",
+            "round",
+            "stage",
+            "job",
+            "download_bytes",
+            "upload_bytes",
+            "macs",
+            "seconds",
+            "peak_memory_bytes",
+        )
+        entry = {name: getattr(self, name) for name in costs}
+        return entry | {"parameters": sum(prod(value.shape) for value in sent)} | dict(numbers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedloom import wire
-from fedloom.runs import experiment
+from fedloom.runs import start
 from fedloom.runs.result import Result
 from fedloom.runs.study import resolve
 
@@ -39,7 +39,7 @@ def study_of(method: str, out: Path, on: str = "local", **changes: dict[str, Any
 
 
 def run(method: str, out: Path, on: str = "local", watch=None, **changes: dict[str, Any]) -> Result:
-    return experiment.start(study_of(method, out, on, **changes), watch)
+    return start.start(study_of(method, out, on, **changes), watch)
 
 
 def final(result: Result) -> dict[str, Tensor]:
@@ -47,8 +47,6 @@ def final(result: Result) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path in sorted((result.folder / "checkpoints").iterdir()):
         tree = wire.load(path)
-        if "columns" in tree:
-            tree = {name: column for name, column in tree["columns"].items() if name != "seconds"}
         tensors: list[Tensor] = []
         wire._flatten(tree, lambda tensor, name, kept=tensors: kept.append((name, tensor)) or len(kept))
         found |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,9 @@ from fedloom.engine.local import Local
 from fedloom.engine.processes import Processes
 from fedloom.engine.worker import arrived
 from fedloom.errors import Interrupted
-from fedloom.registry import entries
-from fedloom.runs import experiment
-from fedloom.runs.world import World
-from fedloom.types import Report
+from fedloom.registry import entries, find
+from fedloom.runs import start
+from fedloom.runs.world import World, world_of
 from tests.contract.study import SKETCHES, final, rows, run, study_of
 
 for sketch in SKETCHES:
@@ -53,7 +53,7 @@ def finished(tmp_path_factory):
 @every_method
 def test_shapes_and_types_stay_and_something_is_learned(method, finished):
     result = finished(method)
-    first = experiment.world_of(study_of(method, "x").model_dump_json()).network.initial(3)
+    first = world_of(study_of(method, "x").model_dump_json()).network.initial(3)
     server = {n.removeprefix("server/tensors/"): t for n, t in final(result).items() if n.startswith("server/tensors/")}
     assert {n: (t.shape, t.dtype) for n, t in server.items()} == {n: (t.shape, t.dtype) for n, t in first.items()}
     losses = [row["train_loss"] for row in rows(result)]
@@ -76,7 +76,7 @@ def test_resumed_equals_uninterrupted(method, engine, finished, tmp_path):
 
     with pytest.raises(Interrupted) as stopped:
         run(method, tmp_path, engine, watch=stop)
-    result = experiment.resume(stopped.value.folder)
+    result = start.resume(stopped.value.folder)
     same(final(finished(method)), final(result))
     assert rows(finished(method)) == rows(result)
 
@@ -145,7 +145,7 @@ def test_private_state_never_in_a_report(method, recorded, tmp_path, monkeypatch
     monkeypatch.setattr(States, "load", lambda self, *which: load(self, *which) | {"canary": torch.full((3,), canary)})
     run(method, tmp_path, run={"rounds": 2})
     mark = struct.pack("<f", canary)
-    world = experiment.world_of(study_of(method, "x").model_dump_json())
+    world = world_of(study_of(method, "x").model_dump_json())
     private = world.method.share.private(world.network)
     for _, outcome in recorded:
         assert mark not in wire.pack(outcome.report)
@@ -166,13 +166,17 @@ def test_server_code_never_touches_client_data(method, finished, tmp_path, monke
         world.dataset.y[rows_of_clients] = 0
 
     monkeypatch.setattr(Processes, "__init__", poisoned)
-    experiment.world_of.cache_clear()
+    world_of.cache_clear()
     result = run(method, tmp_path, "processes")
-    experiment.world_of.cache_clear()
+    world_of.cache_clear()
     same(final(finished(method)), final(result))
 
 
-@every_method
+def mad(value):
+    return torch.full_like(value, torch.nan) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not find("method", name).pooled])
 @every_engine
 def test_survives_failing_slow_and_mad_clients(method, engine, tmp_path, monkeypatch):
     plain = World.jobs.func
@@ -188,11 +192,7 @@ def test_survives_failing_slow_and_mad_clients(method, engine, tmp_path, monkeyp
                 raise TimeoutError("too slow")
             report = yield from work(client, task)
             if client.id == 2:
-                bad = {name: torch.full_like(v, torch.nan) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-                       for name, v in report.tensors.items()}  # fmt: skip
-                return Report(
-                    bad, report.weight, report.numbers, report.where, report.classes, report.extra, report.client
-                )
+                return replace(report, tensors={n: mad(v) for n, v in report.tensors.items()}, weight=float("nan"))
             return report
 
         return {**jobs, "work": harmed}

@@ -43,7 +43,11 @@ def reference() -> list[dict[str, object]]:
     ms = 1000 / len(rows)
     return [
         {"loop": "hand-written", "ms / step": f"{ms * median(pair[0] for pair in pairs):.3f}", "ratio": "1"},
-        {"loop": "fedloom reference", "ms / step": f"{ms * median(pair[1] for pair in pairs):.3f}", "ratio": f"{ratio:.3f}"},
+        {
+            "loop": "fedloom reference",
+            "ms / step": f"{ms * median(pair[1] for pair in pairs):.3f}",
+            "ratio": f"{ratio:.3f}",
+        },
     ]
 
 

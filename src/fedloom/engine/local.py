@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import torch
+
 from fedloom.client import States
+from fedloom.engine import memory
 from fedloom.engine.worker import Workplace, perform
 from fedloom.registry import register
 from fedloom.types import Outcome, Task
@@ -38,6 +41,11 @@ class Local:
             if isinstance(answer, Exception):
                 raise answer
         return answers
+
+    def peak_memory(self) -> int | None:
+        """This process's peak, or the device's."""
+        device = self.place.network.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()
 
     def close(self) -> None:
         """Nothing to let go of."""

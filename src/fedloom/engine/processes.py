@@ -15,23 +15,26 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from fedloom import wire
+from fedloom.engine import memory
 from fedloom.engine.local import Local
 from fedloom.engine.worker import Workplace, perform
 from fedloom.errors import RunError
 from fedloom.registry import register
-from fedloom.types import Base, Failure, Outcome, Task
+from fedloom.types import Failure, Outcome, Task, Tensors
 
 __all__ = ["Processes"]
 
+Parts = Mapping[str, Tensors]
 AHEAD = 2  # tasks a worker holds: one it does and one that waits, so that it never idles between two
 
 
@@ -45,12 +48,12 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.tasks: deque[tuple[int, Task]] = deque()
-        self.base = ""
+        self.base: Parts | None = None
 
-    def send(self, number: int, task: Task, state: dict[str, Any], base: bytes) -> None:
-        if task.base is not None and task.base.version != self.base:
-            self.pipe.send_bytes(base)
-            self.base = task.base.version
+    def send(self, number: int, task: Task, state: dict[str, Any], base: Parts | None, packed: bytes) -> None:
+        if base is not None and self.base is not base:
+            self.pipe.send_bytes(packed)
+            self.base = base
         self.tasks.append((number, task))
         self.pipe.send_bytes(
             wire.pack({"task": replace(task, base=None), "based": task.base is not None, "state": state})
@@ -65,7 +68,7 @@ class Processes(Local):
         super().__init__(factory)
         self._factory = factory
         self._workers = [_Worker(factory) for _ in range(workers or os.cpu_count() or 1)]
-        self._base = ("", b"")
+        self._base: tuple[Parts, bytes] = {}, b""
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks; at most a few tasks a worker are under way."""
@@ -109,9 +112,16 @@ class Processes(Local):
                     self._workers[self._workers.index(worker)] = _Worker(self._factory)
 
     def _send(self, worker: _Worker, number: int, task: Task) -> None:
-        if task.base is not None and task.base.version != self._base[0]:
-            self._base = task.base.version, wire.pack({"version": task.base.version, "parts": dict(task.base.parts)})
-        worker.send(number, task, self.states.load(task.client, task.accepted), self._base[1])
+        if task.base is not None and not _same(task.base, self._base[0]):
+            self._base = task.base, wire.pack({"base": {part: dict(tensors) for part, tensors in task.base.items()}})
+        base, packed = self._base if task.base is not None else (None, b"")
+        worker.send(number, task, self.states.load(task.client, task.accepted), base, packed)
+
+    def peak_memory(self) -> int | None:
+        """Peaks of this process and its workers added; what they share is counted in each."""
+        paths = [Path(f"/proc/{worker.process.pid}/status") for worker in self._workers]
+        known = [memory.peak(), *(memory.peak(path) for path in paths)]
+        return sum(peak for peak in known if peak is not None) or None
 
     def close(self) -> None:
         """End the workers."""
@@ -120,6 +130,14 @@ class Processes(Local):
             worker.process.terminate()
         for worker in self._workers:
             worker.process.join()
+
+
+def _same(one: Parts, two: Parts) -> bool:
+    """Whether two bases are made of the very same tensors."""
+    return one.keys() == two.keys() and all(
+        one[part].keys() == two[part].keys() and all(tensor is two[part][name] for name, tensor in one[part].items())
+        for part in one
+    )
 
 
 def _serve(factory: Callable[[], Workplace], pipe: Connection, parent: int) -> None:
@@ -134,8 +152,8 @@ def _serve(factory: Callable[[], Workplace], pipe: Connection, parent: int) -> N
     place, base = factory(), None
     while (frame := arrivals.get()) is not None:
         message = wire.unpack(frame)
-        if "version" in message:
-            base = Base(message["version"], message["parts"])
+        if "base" in message:
+            base = message["base"]
             continue
         task: Task = replace(message["task"], base=base if message["based"] else None)
         (outcome,) = perform(place, [(task, message["state"])])

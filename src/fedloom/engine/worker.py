@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from fedloom import wire
 from fedloom.client import Client
+from fedloom.engine import memory
 from fedloom.network import Network
 from fedloom.types import Failure, Fitted, Outcome, Report, Task
 
@@ -43,8 +44,7 @@ def arrived(task: Task, network: Network) -> Task:
         return task
     where = task.where
     parts = {
-        part: network.units.take(dict(tensors), where) if where else tensors
-        for part, tensors in task.base.parts.items()
+        part: network.units.take(dict(tensors), where) if where else tensors for part, tensors in task.base.items()
     }
     return replace(task, base=None, tensors={**parts, **task.tensors})
 
@@ -55,6 +55,7 @@ class _Job:
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
         self.start, self.download_bytes, self.macs = perf_counter(), 0, 0
+        self.peak: int | None = None
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
         self.single = True
@@ -68,7 +69,7 @@ class _Job:
             self.single = not isinstance(asked, tuple)
             self.requests = (asked,) if self.single else asked
         except StopIteration as stop:
-            self.requests, self.report = None, stop.value
+            self.requests, self.report, self.peak = None, stop.value, memory.peak()
         except Exception as error:  # noqa: BLE001 (a client's failure is a value)
             self.requests, self.failure = None, self._failed(error)
 
@@ -83,6 +84,7 @@ class _Job:
         return self.generator.send(answers[0] if self.single else tuple(answers))
 
     def _open(self) -> Generator[Any, Any, Report]:
+        memory.reset()
         task = arrived(self.task, self.place.network)
         self.download_bytes = wire.size(task)
         client = self.place.client(task, self.state)
@@ -104,6 +106,7 @@ class _Job:
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, wire.size(self.report) if self.report else 0, self.macs, perf_counter() - self.start,
+            self.peak,
         )  # fmt: skip
 
 

@@ -17,9 +17,10 @@ import torch
 from fedloom.client import Client, States
 from fedloom.encoding import dense
 from fedloom.errors import RunError
+from fedloom.fleet.clock import seconds_of
 from fedloom.network import Network
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import NEVER, Base, Failure, Moment, Named, Outcome, Report, Task, Tensors, Train, Where
+from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Task, Tensors, Train, Where
 
 __all__ = ["Engine", "Fleet"]
 
@@ -34,6 +35,9 @@ class Engine(Protocol):
 
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """Do the server's own heavy work."""
+
+    def peak_memory(self) -> int | None:
+        """Largest memory of all its processes together, in bytes, where it can be known."""
 
     def close(self) -> None:
         """Let go of workers."""
@@ -52,6 +56,7 @@ class Fleet:
         seed: int,
         names: tuple[Named, Named],
         quorum: float = 0.5,
+        deadline: float | None = None,
     ) -> None:
         self.columns = dict(columns)
         self.size = len(self.columns["samples"])
@@ -65,16 +70,25 @@ class Fleet:
         }
         for name, value in blank.items():
             self.columns.setdefault(name, np.full(self.size, value))
-        self.engine, self.network, self.home, self.seed, self.quorum = engine, network, home, seed, quorum
+        self.engine, self.network, self.home, self.seed = engine, network, home, seed
+        self.quorum, self.deadline = quorum, deadline
         self.method, self.model = names
-        self.ledger: list[dict[str, Any]] = []
-        self.failures: list[Failure] = []
         self.begin(0, Train())
 
     def begin(self, round: int, train: Train) -> None:
         """Forget what an unfinished round left, and start this one."""
         self.round, self.stage, self.train = round, 0, train
+        self.ledger: list[dict[str, Any]] = []
+        self.failed: list[Failure] = []
+        self.elapsed = 0.0  # virtual seconds
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
+        chance = self.columns.get("availability", np.ones(self.size))
+        drawn = self.generator("availability").random(self.size) if chance.min() < 1 else np.zeros(self.size)
+        self.available = np.flatnonzero((drawn < chance) & ~self.columns.get("excluded", np.zeros(self.size, bool)))
+        if not len(self.available):
+            raise RunError(
+                f"round {round + 1}: no client is available; raise fleet.availability or the number of clients"
+            )
 
     def commit(self) -> None:
         """The round counts: its news become columns."""
@@ -84,12 +98,6 @@ class Fleet:
             for name in numbers.keys() & {"loss", "squared_loss", "seconds"}:
                 self.columns[name][client] = numbers[name]
         self._news = {}
-
-    @property
-    def available(self) -> np.ndarray:
-        """Clients that could train now, ascending."""
-        mask = self.columns.get("available")
-        return np.arange(self.size) if mask is None else np.flatnonzero(mask)
 
     def generator(self, purpose: str, client: int = SERVER) -> np.random.Generator:
         """Random numbers for this purpose in this round and stage (NumPy)."""
@@ -115,15 +123,14 @@ class Fleet:
         inbox: Mapping[int, Report] | None = None,
     ) -> Task:
         """A task for a client in this round; `parts` are shared by the round's tasks and cut to `where` on the way."""
-        base = None if parts is None else Base(f"{self.round}.{self.stage}:{'+'.join(parts)}", parts)
         return Task(
             int(client), self.round, self.stage, where=where, numbers=numbers or {}, inbox=inbox or {},
-            train=self.train, accepted=self.accepted(client), method=self.method, model=self.model, base=base,
+            train=self.train, accepted=self.accepted(client), method=self.method, model=self.model, base=parts,
         )  # fmt: skip
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Report]:
         """Reports of the clients that did their work, in the order of the tasks; RunError below the quorum."""
-        return self._stream(tasks, needed=self.quorum)
+        return self._stream(self._reached(tasks), needed=self.quorum)
 
     def ask(self, question: str, tasks: Iterable[Task]) -> Iterator[Report]:
         """Answers to a question; clients that fail to answer are left out."""
@@ -133,23 +140,48 @@ class Fleet:
         """The server's own heavy work, on `home` data: one answer a request."""
         return self.engine.solve(requests)
 
+    def _reached(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        """The tasks whose clients do not drop out."""
+        chance = self.columns.get("dropout")
+        for task in tasks:
+            if chance is not None and self.generator("dropout", task.client).random() < chance[task.client]:
+                self._fail(Outcome(task.client, task.round, task.stage, task.job), "dropped", "never reported")
+            else:
+                yield task
+
+    def _fail(self, outcome: Outcome, kind: str, reason: str, trace: str = "") -> None:
+        self.failed.append(Failure(outcome.client, outcome.round, outcome.stage, kind, reason, trace))
+        self.ledger.append(outcome.entry() | {"virtual_seconds": 0.0, "failed": kind, "reason": reason})
+
     def _stream(self, tasks: Iterable[Task], needed: float) -> Iterator[Report]:
-        asked = answered = 0
+        answered, slowest, before = 0, 0.0, len(self.failed)
         for outcome in self.engine.run(tasks):
-            asked += 1
             report, failure = outcome.report, outcome.failure
-            if report is not None and (reason := self._nonsense(report)):
-                failure = Failure(outcome.client, self.round, self.stage, "nonsense", reason)
-            self.ledger.append(outcome.entry() | {"failed": failure.kind if failure else ""})
             if failure is not None or report is None:
-                self.failures.append(failure or Failure(outcome.client, self.round, self.stage, "lost", "no report"))
+                self._fail(
+                    outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
+                )
                 continue
-            answered += 1
+            if reason := self._nonsense(report):
+                self._fail(outcome, "nonsense", reason)
+                continue
+            seconds = seconds_of(outcome, self.columns) if "speed" in self.columns else outcome.seconds
             if outcome.job == "work":
-                self._news[outcome.client] = (self.round, self.stage), {**report.numbers, "seconds": outcome.seconds}
+                if self.deadline is not None and seconds > self.deadline:
+                    slowest = self.deadline
+                    self._fail(
+                        outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
+                    )
+                    continue
+                slowest = max(slowest, seconds)
+                self._news[outcome.client] = (self.round, self.stage), {**report.numbers, "seconds": seconds}
+            self.ledger.append(outcome.entry() | {"virtual_seconds": seconds, "failed": "", "reason": ""})
+            answered += 1
             yield report
+        self.elapsed += slowest
+        asked = answered + len(self.failed) - before
         if answered < ceil(needed * asked):
-            last = self.failures[-1]
+            last = self.failed[-1]
             raise RunError(
                 f"round {self.round + 1}: {answered} of {asked} clients reported, the quorum is {needed:.0%}; "
                 f"last failure: client {last.client} {last.kind}: {last.message}"

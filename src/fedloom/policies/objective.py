@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.registry import register
 from fedloom.types import Batch, Fixed, Model, Tensors
 
-__all__ = ["CrossEntropy", "Objective", "Slope", "Sum", "Term"]
+__all__ = ["CrossEntropy", "Objective", "Proximal", "Slope", "Sum", "Term"]
 
 
 class Objective(Protocol):
@@ -51,6 +51,18 @@ class Sum:
         """The sum; the samples' losses stay those of the objective."""
         total, losses = self.objective(model, tensors, batch, fixed)
         return total + self.term(tensors, fixed), losses
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """mu / 2 times the squared distance to fixed["anchor"], over all trained tensors."""
+
+    mu: float
+
+    def __call__(self, tensors: Tensors, fixed: Fixed) -> Tensor:
+        """The pull back to where the client started."""
+        gaps = [(tensors[name] - anchor).square().sum() for name, anchor in fixed["anchor"].items()]
+        return self.mu / 2 * torch.stack(gaps).sum()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedloom.fleet.fleet import Fleet
 from fedloom.registry import register
 from fedloom.types import Server
 
-__all__ = ["All", "Select", "Uniform", "cohort_size"]
+__all__ = ["All", "First", "Select", "Uniform", "cohort_size"]
 
 
 class Select(Protocol):
@@ -35,6 +35,16 @@ class All:
     def __call__(self, fleet: Fleet, server: Server) -> np.ndarray:
         """All of them."""
         return fleet.available
+
+
+@register("select", "first")
+@dataclass(frozen=True)
+class First:
+    """One client, always the first that is available."""
+
+    def __call__(self, fleet: Fleet, server: Server) -> np.ndarray:
+        """The lowest number."""
+        return fleet.available[:1]
 
 
 @register("select", "uniform")

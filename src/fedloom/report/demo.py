@@ -10,7 +10,7 @@ from rich.console import Console
 from fedloom.report.plots import curves
 from fedloom.report.progress import watching
 from fedloom.report.tables import summary_table
-from fedloom.runs.experiment import run
+from fedloom.runs.start import run
 
 __all__ = ["demo"]
 

@@ -1,0 +1,26 @@
+"""The virtual clock: how long a client's task would take on its device.
+
+MACs / speed + bytes down / bandwidth down + bytes up / bandwidth up. A stage takes as long as its slowest client; with a
+deadline, no longer than that, and whoever would need longer counts as failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedloom.types import Outcome
+
+__all__ = ["seconds_of"]
+
+
+def seconds_of(outcome: Outcome, columns: Mapping[str, np.ndarray]) -> float:
+    """Virtual seconds between receiving the task and having returned the report.
+
+    >>> columns = {"speed": np.array([1e9]), "down": np.array([1e6]), "up": np.array([5e5])}
+    >>> seconds_of(Outcome(0, 0, 0, "work", download_bytes=10**6, upload_bytes=10**6, macs=10**9), columns)
+    4.0
+    """
+    parts = {"speed": outcome.macs, "down": outcome.download_bytes, "up": outcome.upload_bytes}
+    return float(sum(amount / columns[name][outcome.client] for name, amount in parts.items() if name in columns))

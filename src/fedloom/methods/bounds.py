@@ -1,0 +1,57 @@
+"""The two bounds that every study needs: no federation at all, and all data in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedloom.client import Client
+from fedloom.fleet.fleet import Fleet
+from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.select import First, Select
+from fedloom.registry import register
+from fedloom.steps import Descent
+from fedloom.types import Fit, Report, Server, Task, Tensors, Work
+
+
+@register("method", "local")
+@dataclass(frozen=True)
+class Local(Method):
+    """No federation: every client trains a model of its own, from the common initial one."""
+
+    def round(self, server: Server, fleet: Fleet) -> Server:
+        """Everybody who is selected trains on; nothing is exchanged but the request and its numbers."""
+        for _ in fleet.run(fleet.task(client) for client in self.select(fleet, server)):
+            pass
+        return server.next(server.tensors)
+
+    def work(self, client: Client, task: Task) -> Work[Report]:
+        """Go on with the own model."""
+        own = yield from self.final(client, task)
+        fit = yield Fit(own, Descent.of(self.objective, task.train), client.plan(), {"lr": client.rate})
+        client.keep(fit.tensors)
+        return Report(weight=float(client.samples), numbers=fit.numbers)
+
+    def final(self, client: Client, task: Task) -> Work[Tensors]:
+        """The own model, in the network's order."""
+        own = client.own(frozenset(client.network.names))
+        return {name: own[name] for name in client.network.names}
+        yield
+
+    def sent(self, server: Server) -> Tensors:
+        """Nothing travels."""
+        return {}
+
+    def model(self, server: Server) -> Tensors | None:
+        """There is no global model."""
+        return None
+
+
+@register("method", "central")
+@dataclass(frozen=True)
+class Central(FedAvg):
+    """All clients' training data in one place: what federation could reach at best."""
+
+    select: Select = First()
+    pooled: ClassVar[bool] = True

@@ -1,0 +1,60 @@
+"""FedNova: Wang et al., Tackling the objective inconsistency problem in heterogeneous federated optimization, NeurIPS 2020.
+
+Equation 6: every client's change is divided by its normaliser a_i, the number of plain steps its local steps amount to,
+and the mean is multiplied by tau_eff = sum p_i a_i. a_i for plain steps is tau; for momentum rho,
+[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho); for the proximal term, a <- (1 - eta mu) a + 1 a step. Momentum and
+proximal term together follow the authors' code, which mixes both recursions. That code takes sum p_i tau_i for tau_eff
+when mu is not 0: `merge.effective = "steps"`. Buffers are averaged by samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from fedloom.client import Client
+from fedloom.errors import InputError
+from fedloom.methods.fedprox import FedProx
+from fedloom.policies.cut import Whole
+from fedloom.policies.merge import Merge
+from fedloom.policies.normalised import Normalised
+from fedloom.registry import register
+from fedloom.types import Fitted, Report, Where
+
+
+def normaliser(steps: int, momentum: float, shrink: float) -> float:
+    """a_i after `steps` steps with momentum rho and shrink = eta mu.
+
+    >>> normaliser(5, 0.0, 0.0), normaliser(1, 0.9, 0.0), normaliser(2, 0.5, 0.0)
+    (5.0, 1.0, 2.5)
+    """
+    counter = total = 0.0
+    for _ in range(steps):
+        counter = momentum * counter + 1
+        total = (1 - shrink) * total + counter
+    return total
+
+
+@register("method", "fednova", paper="Wang et al., NeurIPS 2020")
+@dataclass(frozen=True)
+class FedNova(FedProx):
+    """FedAvg in which clients that took more steps do not pull harder."""
+
+    mu: Annotated[float, Ge(0), "weight of the proximal term; 0: none"] = 0.0
+    merge: Merge = Normalised()
+
+    def check(self) -> None:
+        """a_i is about steps of one and the same model."""
+        if not isinstance(self.cut, Whole):
+            raise InputError(
+                "fednova cannot run under a cut: its normaliser counts steps of the whole model, and elements that few "
+                "clients train would be scaled by steps of others; use fedavg or fedprox with this cut"
+            )
+
+    def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
+        """The normaliser travels with the report."""
+        train, plain = client.task.train, super().report(client, fit, where)
+        numbers: dict[str, Any] = {"normaliser": normaliser(fit.steps, train.momentum, train.lr * self.mu)}
+        return replace(plain, numbers={**plain.numbers, **numbers})

@@ -1,0 +1,244 @@
+"""What the server half sees: reports in order, failures as values, nothing of a round that did not finish."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.encoding import Sparse
+from fedloom.errors import RunError
+from fedloom.policies.merge import Mean
+from fedloom.types import Report, Server, Train
+from tests.core.small import Normed, Place, fleet_of, images_of, network_of
+
+NETWORK, IMAGES = network_of(Normed), images_of()
+
+
+def fleet_with(work, clients=4, quorum=0.5):
+    place = Place(NETWORK, IMAGES, [range(5 * each, 5 * each + 5) for each in range(clients)], {"work": work})
+    return fleet_of(place, quorum=quorum)
+
+
+def good(client):
+    return Report({"last.bias": torch.zeros(3)}, 5.0, {"loss": 1.0 + client.id, "squared_loss": 2.0})
+
+
+def work_that(returns):
+    def work(client, task):
+        return returns(client)
+        yield
+
+    return work
+
+
+def run(fleet):
+    return list(fleet.run(fleet.task(client) for client in range(fleet.size)))
+
+
+def test_reports_come_in_the_order_of_the_tasks_and_say_whose_they_are():
+    assert [report.client for report in run(fleet_with(work_that(good)))] == [0, 1, 2, 3]
+
+
+def test_a_failure_is_kept_and_the_round_goes_on():
+    def faulty(client):
+        if client.id == 1:
+            raise RuntimeError("broken")
+        if client.id == 2:
+            raise TimeoutError("slow")
+        return good(client)
+
+    fleet = fleet_with(work_that(faulty))
+    assert [report.client for report in run(fleet)] == [0, 3]
+    one, two = fleet.failed
+    assert (one.client, one.kind, one.message) == (1, "raised", "RuntimeError: broken")
+    assert "faulty" in one.trace
+    assert (two.client, two.kind) == (2, "late")
+    assert [entry["failed"] for entry in fleet.ledger] == ["", "raised", "late", ""]
+
+
+def test_below_the_quorum_the_run_ends_with_a_sentence():
+    def faulty(client):
+        if client.id != 2:
+            raise RuntimeError(f"no power at {client.id}")
+        return good(client)
+
+    with pytest.raises(RunError) as error:
+        run(fleet_with(work_that(faulty)))
+    assert str(error.value) == (
+        "round 1: 1 of 4 clients reported, the quorum is 50%; last failure: client 3 raised: RuntimeError: no power at 3"
+    )
+
+
+@pytest.mark.parametrize(("failing", "quorum", "holds"), [(2, 0.5, True), (3, 0.5, False), (4, 0.0, True), (1, 1.0, False), (0, 1.0, True)])
+def test_the_quorum_is_a_share_of_those_asked(failing, quorum, holds):
+    def faulty(client):
+        if client.id < failing:
+            raise RuntimeError
+        return good(client)
+
+    fleet = fleet_with(work_that(faulty), quorum=quorum)
+    if holds:
+        assert len(run(fleet)) == 4 - failing
+    else:
+        with pytest.raises(RunError):
+            run(fleet)
+
+
+def test_exactly_the_quorum_is_enough():
+    """0.14 * 50 is a little above 7 in binary."""
+
+    def faulty(client):
+        if client.id >= 7:
+            raise RuntimeError
+        return good(client)
+
+    place = Place(NETWORK, IMAGES, [range(2)] * 50, {"work": work_that(faulty)})
+    assert len(run(fleet_of(place, quorum=0.14))) == 7
+
+
+def test_a_question_needs_no_quorum():
+    def faulty(client):
+        raise RuntimeError
+
+    fleet = fleet_with(work_that(good))
+    fleet.engine.place.jobs["evaluate"] = work_that(faulty)
+    assert list(fleet.ask("evaluate", (fleet.task(client) for client in range(4)))) == []
+
+
+def nan_of(name, value=torch.nan):
+    return {name: torch.full(NETWORK.shapes()[name], value)}
+
+
+HALF = {"first": torch.tensor([0, 1])}
+NONSENSE = {
+    "unknown name": (Report({"lost.bias": torch.zeros(3)}), "'lost.bias' is not in the model"),
+    "shape": (Report({"last.bias": torch.zeros(4)}), r"shape \(4,\), expected \(3,\)"),
+    "broadcast": (Report({"last.bias": torch.zeros(())}), r"shape \(\), expected \(3,\)"),
+    "whole under a cut": (Report({"first.bias": torch.zeros(4)}, where=HALF), r"expected \(2,\)"),
+    "cut without where": (Report({"first.bias": torch.zeros(2)}), r"expected \(4,\)"),
+    "nan": (Report(nan_of("last.weight")), "not finite"),
+    "inf": (Report(nan_of("last.weight", torch.inf)), "not finite"),
+    "nan in another part": (Report(extra={"control": nan_of("last.bias")}), "not finite"),
+    "nan number": (Report(numbers={"loss": float("nan")}), "number"),
+    "inf weight": (Report(weight=float("inf")), "number"),
+    "nan weight": (Report(weight=float("nan")), "number"),
+    "negative weight": (Report(nan_of("last.bias", 1.0), weight=-5.0), "weight"),
+    "number that is none": (Report(numbers={"loss": "low"}), ""),
+    "unknown group": (Report({"first.bias": torch.zeros(2)}, where={"fist": torch.tensor([0, 1])}), ""),
+    "units that do not rise": (Report({"first.bias": torch.zeros(2)}, where={"first": torch.tensor([1, 0])}), ""),
+    "units beyond the group": (Report({"first.bias": torch.zeros(2)}, where={"first": torch.tensor([1, 9])}), ""),
+    "too many units": (Report({"first.bias": torch.zeros(4)}, where={"first": torch.tensor([0, 1, 2, 2])}), ""),
+    "class that does not exist": (Report({"last.bias": torch.zeros(3)}, classes=torch.tensor([0, 3])), ""),
+    "places that do not fit": (Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([7, 8], dtype=torch.int32))}), ""),
+    "more places than values": (Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([0], dtype=torch.int32))}), ""),
+    "not a tensor": (Report({"last.bias": 3.0}), ""),
+}
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_nonsense_costs_one_client_and_never_the_round(kind):
+    bad, reason = NONSENSE[kind]
+    fleet = fleet_with(work_that(lambda client: bad if client.id == 1 else good(client)))
+    joined = Mean().begin(Server(0, NETWORK.initial(0), NETWORK))
+    for report in fleet.run(fleet.task(client) for client in range(4)):
+        assert report.client != 1
+        joined.add(report)
+    joined.result()
+    (failure,) = fleet.failed
+    assert (failure.client, failure.kind) == (1, "nonsense")
+    assert re.search(reason, failure.message)
+
+
+class Unheard:
+    """Nothing that could travel."""
+
+
+@pytest.mark.parametrize("report", [None, 3, Report({"last.bias": Unheard()}), Report(numbers={"a": Unheard()})])
+def test_a_report_that_cannot_travel_costs_one_client(report):
+    fleet = fleet_with(work_that(lambda client: report if client.id == 1 else good(client)))
+    assert [each.client for each in run(fleet)] == [0, 2, 3]
+    assert [failure.client for failure in fleet.failed] == [1]
+
+
+def test_columns_learn_of_a_round_once_it_counts():
+    fleet = fleet_with(work_that(good))
+    before = {name: column.copy() for name, column in fleet.columns.items()}
+    run(fleet)
+    assert all(np.array_equal(column, before[name], equal_nan=True) for name, column in fleet.columns.items())
+    assert fleet.accepted(2) == (0, 0)
+    fleet.commit()
+    assert fleet.columns["loss"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert fleet.columns["seen"].tolist() == [0, 0, 0, 0]
+    assert (fleet.columns["seconds"] > 0).all()
+
+
+def test_an_interrupted_round_leaves_no_trace():
+    def stop(client):
+        if client.id == 1:
+            raise RuntimeError("broken")
+        if client.id == 3:
+            raise KeyboardInterrupt
+        return good(client)
+
+    fleet = fleet_with(work_that(stop))
+    before = {name: column.copy() for name, column in fleet.columns.items()}
+    with pytest.raises(KeyboardInterrupt):
+        run(fleet)
+    fleet.begin(0, Train())
+    assert fleet.accepted(0) == (-1, 0)
+    fleet.commit()
+    assert all(np.array_equal(column, before[name], equal_nan=True) for name, column in fleet.columns.items())
+    assert fleet.failed == [], "the failure belongs to a round that never counted, and comes again when it is done again"
+
+
+def test_failed_clients_teach_nothing():
+    fleet = fleet_with(work_that(lambda client: NONSENSE["nan number"][0] if client.id == 1 else good(client)))
+    run(fleet)
+    fleet.commit()
+    assert fleet.columns["seen"].tolist() == [0, -1, 0, 0]
+    assert np.isnan(fleet.columns["loss"][1])
+
+
+def test_a_clients_numbers_do_not_overwrite_the_ledger():
+    lies = {"upload_bytes": 0, "client": 99, "failed": 3, "seconds": 0.0, "macs": 7, "job": 1}
+    fleet = fleet_with(work_that(lambda client: Report({"last.bias": torch.zeros(3)}, 1.0, lies)))
+    run(fleet)
+    for client, entry in enumerate(fleet.ledger):
+        assert entry["client"] == client
+        assert entry["upload_bytes"] > 12
+        assert (entry["job"], entry["macs"], entry["failed"]) == ("work", 0, "")
+        assert entry["seconds"] > 0
+
+
+def test_state_of_a_report_that_did_not_count_is_forgotten():
+    seen = {}
+
+    def work(client, task):
+        seen[client.id, task.round] = dict(client.state)
+        client.state["count"] = client.state.get("count", 0) + 1
+        bad = client.id == 1 and task.round == 1
+        return Report({"last.bias": torch.full((3,), torch.nan if bad else 0.0)}, 1.0)
+        yield
+
+    fleet = fleet_with(work)
+    for round in range(3):
+        fleet.begin(round, Train())
+        run(fleet)
+        fleet.commit()
+    assert [seen[0, round].get("count", 0) for round in range(3)] == [0, 1, 2]
+    assert [seen[1, round].get("count", 0) for round in range(3)] == [0, 1, 1]
+
+
+def test_a_questions_state_is_forgotten():
+    def question(client, task):
+        client.state["asked"] = True
+        return Report()
+        yield
+
+    fleet = fleet_with(work_that(good))
+    fleet.engine.place.jobs["evaluate"] = question
+    list(fleet.ask("evaluate", [fleet.task(0)]))
+    assert fleet.engine.states.load(0, (9, 0)) == {}
