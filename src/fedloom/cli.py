@@ -67,8 +67,9 @@ def run(
 
     file, method = _study_and_method(what or [])
     options = {
-        "dataset": dataset, "model": model, "clients": clients, "rounds": rounds, "fleet": fleet, "partition": partition,
-        "select": select, "share": share, "engine": engine, "device": device, "seed": seed, "out": out,
+        "dataset": dataset, "model": model, "clients": clients, "rounds": rounds, "fleet": fleet,
+        "partition": partition, "select": select, "share": share, "engine": engine, "device": device, "seed": seed,
+        "out": out,
     }  # fmt: skip
     sections = override(read(file) if file else {}, settings or [])
     study = resolve(sections_of(method, options, sections), str(file or ""))

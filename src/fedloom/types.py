@@ -19,12 +19,6 @@ from fedloom.wire import travels
 if TYPE_CHECKING:
     from fedloom.network import Network
 
-__all__ = [
-    "Base", "Batch", "Failure", "Fit", "Fitted", "Fixed", "Images", "Measure", "Model", "Moment", "Named",
-    "Outcome", "Plan",
-    "Report", "Request", "Samples", "Server", "Step", "Task", "Tensors", "Train", "Where", "Work",
-]  # fmt: skip
-
 Tensors = dict[str, Tensor]
 Where = Mapping[str, Tensor]  # units kept, per group of the model; groups that are not named are whole
 Fixed = Mapping[str, Any]  # what a step reads and does not change: tensors, or named sets of tensors
@@ -280,7 +274,7 @@ class Reading(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """Request: read something of `tensors` on `samples` (accuracy, loss, activations, gradients); the sums come back."""
+    """Request: read something of `tensors` on `samples` (accuracy, activations, gradients); the sums come back."""
 
     tensors: Tensors
     what: Reading

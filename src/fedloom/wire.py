@@ -27,10 +27,8 @@ __all__ = ["WireError", "known", "load", "pack", "save", "size", "unpack"]
 known: dict[str, type] = {"Sparse": Sparse, "Ternary": Ternary}
 Class = TypeVar("Class", bound=type)
 PLAIN = (str, int, float, bool, type(None))
-DTYPES = {str(kind).removeprefix("torch."): kind for kind in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool,
-)}  # fmt: skip
+TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TYPES}
 
 
 class WireError(ValueError):

@@ -69,7 +69,9 @@ class Place:
 
     filter = None
 
-    def __init__(self, network: Network, images: Images, rows: Sequence[Sequence[int]], jobs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, network: Network, images: Images, rows: Sequence[Sequence[int]], jobs: Mapping[str, Any]
+    ) -> None:
         self.network, self.images, self.jobs = network, images, jobs
         self.rows = [torch.tensor(each) for each in rows]
         self.trainer = Reference(network)

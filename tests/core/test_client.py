@@ -128,7 +128,10 @@ def test_a_cut_version_is_kept_at_full_size():
     client, first = client_of(range(4), NETWORK), NETWORK.initial(7)
     client.keep({"first.bias": torch.tensor([1.0, 2.0])}, {"first": torch.tensor([0, 2])})
     before = client.state["own"]
-    assert torch.equal(before["first.bias"], torch.stack([torch.tensor(1.0), first["first.bias"][1], torch.tensor(2.0), first["first.bias"][3]]))
+    assert torch.equal(
+        before["first.bias"],
+        torch.stack([torch.tensor(1.0), first["first.bias"][1], torch.tensor(2.0), first["first.bias"][3]]),
+    )
     kept = before["first.bias"].clone()
     client.keep({"first.bias": torch.tensor([9.0])}, {"first": torch.tensor([3])})
     assert client.state["own"]["first.bias"].tolist() == [*kept[:3].tolist(), 9.0]

@@ -63,7 +63,12 @@ def test_sparse_keeps_what_is_not_a_number_and_takes_views():
     assert torch.equal(decoded.nan_to_num(7), tensor.T.nan_to_num(7))
 
 
-@given(shapes, st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]), st.floats(2**-10, 1000), st.data())
+@given(
+    shapes,
+    st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+    st.floats(2**-10, 1000),
+    st.data(),
+)
 def test_ternary_is_two_bits_an_element_and_one_number(shape, dtype, scale, data):
     size = torch.Size(shape).numel()
     signs = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))

@@ -72,7 +72,9 @@ def test_below_the_quorum_the_run_ends_with_a_sentence():
     )
 
 
-@pytest.mark.parametrize(("failing", "quorum", "holds"), [(2, 0.5, True), (3, 0.5, False), (4, 0.0, True), (1, 1.0, False), (0, 1.0, True)])
+@pytest.mark.parametrize(
+    ("failing", "quorum", "holds"), [(2, 0.5, True), (3, 0.5, False), (4, 0.0, True), (1, 1.0, False), (0, 1.0, True)]
+)
 def test_the_quorum_is_a_share_of_those_asked(failing, quorum, holds):
     def faulty(client):
         if client.id < failing:
@@ -132,8 +134,14 @@ NONSENSE = {
     "units beyond the group": (Report({"first.bias": torch.zeros(2)}, where={"first": torch.tensor([1, 9])}), ""),
     "too many units": (Report({"first.bias": torch.zeros(4)}, where={"first": torch.tensor([0, 1, 2, 2])}), ""),
     "class that does not exist": (Report({"last.bias": torch.zeros(3)}, classes=torch.tensor([0, 3])), ""),
-    "places that do not fit": (Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([7, 8], dtype=torch.int32))}), ""),
-    "more places than values": (Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([0], dtype=torch.int32))}), ""),
+    "places that do not fit": (
+        Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([7, 8], dtype=torch.int32))}),
+        "",
+    ),
+    "more places than values": (
+        Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([0], dtype=torch.int32))}),
+        "",
+    ),
     "not a tensor": (Report({"last.bias": 3.0}), ""),
 }
 
@@ -191,7 +199,9 @@ def test_an_interrupted_round_leaves_no_trace():
     assert fleet.accepted(0) == (-1, 0)
     fleet.commit()
     assert all(np.array_equal(column, before[name], equal_nan=True) for name, column in fleet.columns.items())
-    assert fleet.failed == [], "the failure belongs to a round that never counted, and comes again when it is done again"
+    assert fleet.failed == [], (
+        "the failure belongs to a round that never counted, and comes again when it is done again"
+    )
 
 
 def test_failed_clients_teach_nothing():

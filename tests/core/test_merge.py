@@ -93,7 +93,10 @@ GROUP = "first"  # the four channels of the first convolution
 def cut(values, kept, network=NETWORK):
     where = {GROUP: torch.tensor(kept)}
     shapes = network.shapes(where)
-    return {name: torch.full(shapes[name], float(values), dtype=network.dtype) for name in ("first.bias", "second.weight", "last.bias")}, where
+    return {
+        name: torch.full(shapes[name], float(values), dtype=network.dtype)
+        for name in ("first.bias", "second.weight", "last.bias")
+    }, where
 
 
 def test_cut_reports_are_averaged_over_those_who_hold_a_unit():
@@ -102,7 +105,10 @@ def test_cut_reports_are_averaged_over_those_who_hold_a_unit():
     (one, first), (two, second) = cut(2, [0, 1]), cut(6, [1, 3])
     result = joined(server, [Report(one, 1.0, where=first), Report(two, 3.0, where=second)])
     old = server.tensors
-    assert torch.equal(result["first.bias"], torch.stack([torch.tensor(2.0), torch.tensor(5.0), old["first.bias"][2], torch.tensor(6.0)]))
+    assert torch.equal(
+        result["first.bias"],
+        torch.stack([torch.tensor(2.0), torch.tensor(5.0), old["first.bias"][2], torch.tensor(6.0)]),
+    )
     assert torch.equal(result["second.weight"][:, 2], old["second.weight"][:, 2])
     assert torch.equal(result["second.weight"][:, 1], torch.full((5, 3, 3), 5.0))
     assert torch.equal(result["second.weight"][:, 0], torch.full((5, 3, 3), 2.0))
@@ -113,7 +119,10 @@ def test_cut_reports_are_averaged_over_those_who_hold_a_unit():
 @pytest.mark.parametrize("whole_first", [True, False])
 def test_whole_and_cut_reports_count_together(whole_first):
     part, where = cut(2, [0, 1])
-    reports = [Report({"first.bias": torch.full((4,), 6.0)}, 3.0), Report({"first.bias": part["first.bias"]}, 1.0, where=where)]
+    reports = [
+        Report({"first.bias": torch.full((4,), 6.0)}, 3.0),
+        Report({"first.bias": part["first.bias"]}, 1.0, where=where),
+    ]
     result = joined(server_of(), reports if whole_first else reports[::-1])
     assert torch.equal(result["first.bias"], torch.tensor([5.0, 5.0, 6.0, 6.0]))
 
@@ -154,7 +163,10 @@ def many_reports(draw):
         kept = sorted(draw(st.sets(st.integers(0, 3), min_size=1)))
         where = {GROUP: torch.tensor(kept)} if draw(st.booleans()) else None
         shapes = DOUBLE.shapes(where)
-        tensors = {name: torch.randn(shapes[name], generator=generator, dtype=torch.float64) for name in ("first.bias", "second.weight", "last.bias")}
+        tensors = {
+            name: torch.randn(shapes[name], generator=generator, dtype=torch.float64)
+            for name in ("first.bias", "second.weight", "last.bias")
+        }
         if draw(st.booleans()):
             mask = torch.rand(tensors["second.weight"].shape, generator=generator) < 0.5
             tensors["second.weight"] = Sparse.of(tensors["second.weight"], mask, partial=True)

@@ -46,7 +46,7 @@ def limit():
         raise TimeoutError("deadlock")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(30)
+    signal.alarm(12)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -146,7 +146,7 @@ def test_a_slow_client_whose_worker_dies_does_not_stop_the_others_for_ever(engin
         return number(task.client)
         yield
 
-    signal.alarm(10)
+    signal.alarm(6)
     outcomes = values(engine_with(deadly, 30).run(tasks(30)))
     assert outcomes == [(client, "lost" if client == 0 else client) for client in range(30)]
 

@@ -62,7 +62,9 @@ def by_hand(place, count, server_rate=1.0):
             for (rows,) in plan.steps:
                 batch = place.images.batch(rows)
                 slopes = gradient(batch.x.flatten(1).numpy(), local, batch.y.numpy())
-                local = [part - RATE * (g + c - ci) for part, g, c, ci in zip(local, slopes, common, control, strict=True)]
+                local = [
+                    part - RATE * (g + c - ci) for part, g, c, ci in zip(local, slopes, common, control, strict=True)
+                ]
             scale = 1 / (len(plan.steps) * RATE)
             new = [ci - c + (x - y) * scale for ci, c, x, y in zip(control, common, model, local, strict=True)]
             models.append(local)

@@ -100,7 +100,9 @@ def by_hand(module, images, steps, train):
     return module.state_dict()
 
 
-@pytest.mark.parametrize("train", [Train(epochs=2, batch_size=16), Train(epochs=2, batch_size=16, momentum=0.9, clip=0.5)])
+@pytest.mark.parametrize(
+    "train", [Train(epochs=2, batch_size=16), Train(epochs=2, batch_size=16, momentum=0.9, clip=0.5)]
+)
 def test_reference_trainer_is_a_plain_loop_bit_for_bit(train):
     network, images = network_of(Normed), images_of(75)
     client = client_of(range(75), network, images, train=train)
@@ -151,11 +153,16 @@ class Added(nn.Module):
         return self.last(x.flatten(1)) + (self.one + self.two)
 
 
-@pytest.mark.parametrize("train", [Train(lr=0.5, clip=0.01), Train(lr=0.5, weight_decay=0.3), Train(lr=0.5, optimizer="adam", weight_decay=0.3)])
+@pytest.mark.parametrize(
+    "train",
+    [Train(lr=0.5, clip=0.01), Train(lr=0.5, weight_decay=0.3), Train(lr=0.5, optimizer="adam", weight_decay=0.3)],
+)
 def test_parameters_that_share_a_gradient_tensor_are_updated_once_each(train):
     network, images = network_of(Added, torch.float64), images_of(16, torch.float64)
     client = client_of(range(16), network, images, train=train)
-    (fit,) = Reference(network).solve([Fit(network.initial(0), Descent.of(CrossEntropy(), train), client.plan(), {"lr": client.rate})])
+    (fit,) = Reference(network).solve(
+        [Fit(network.initial(0), Descent.of(CrossEntropy(), train), client.plan(), {"lr": client.rate})]
+    )
     module = copy.deepcopy(network.module).double()
     module.load_state_dict(network.initial(0))
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}

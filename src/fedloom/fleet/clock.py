@@ -1,7 +1,7 @@
 """The virtual clock: how long a client's task would take on its device.
 
-MACs / speed + bytes down / bandwidth down + bytes up / bandwidth up. A stage takes as long as its slowest client; with a
-deadline, no longer than that, and whoever would need longer counts as failed.
+MACs / speed + bytes down / bandwidth down + bytes up / bandwidth up. A stage takes as long as its slowest client; with
+a deadline, no longer than that, and whoever would need longer counts as failed.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Task, 
 __all__ = ["Engine", "Fleet"]
 
 
+LEARNED = {"loss", "squared_loss", "seconds"}  # what the server remembers of a client's last report
+
+
 class Engine(Protocol):
     """Whatever runs tasks: in this process, in several, on a cluster, on real machines."""
 
@@ -60,16 +63,8 @@ class Fleet:
     ) -> None:
         self.columns = dict(columns)
         self.size = len(self.columns["samples"])
-        blank = {
-            "loss": np.nan,
-            "squared_loss": np.nan,
-            "seconds": np.nan,
-            "seen": -1,
-            "round": NEVER[0],
-            "stage": NEVER[1],
-        }
-        for name, value in blank.items():
-            self.columns.setdefault(name, np.full(self.size, value))
+        last = dict(zip(("round", "stage"), NEVER, strict=True)) | dict.fromkeys(LEARNED, np.nan)
+        self.columns |= {name: np.full(self.size, value) for name, value in last.items()}
         self.engine, self.network, self.home, self.seed = engine, network, home, seed
         self.quorum, self.deadline = quorum, deadline
         self.method, self.model = names
@@ -86,16 +81,13 @@ class Fleet:
         drawn = self.generator("availability").random(self.size) if chance.min() < 1 else np.zeros(self.size)
         self.available = np.flatnonzero((drawn < chance) & ~self.columns.get("excluded", np.zeros(self.size, bool)))
         if not len(self.available):
-            raise RunError(
-                f"round {round + 1}: no client is available; raise fleet.availability or the number of clients"
-            )
+            raise RunError(f"round {round + 1}: no client is available; raise fleet.availability or fleet.clients")
 
     def commit(self) -> None:
         """The round counts: its news become columns."""
         for client, ((round, stage), numbers) in self._news.items():
             self.columns["round"][client], self.columns["stage"][client] = round, stage
-            self.columns["seen"][client] = round
-            for name in numbers.keys() & {"loss", "squared_loss", "seconds"}:
+            for name in numbers.keys() & LEARNED:
                 self.columns[name][client] = numbers[name]
         self._news = {}
 

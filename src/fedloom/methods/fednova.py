@@ -1,4 +1,4 @@
-"""FedNova: Wang et al., Tackling the objective inconsistency problem in heterogeneous federated optimization, NeurIPS 2020.
+"""FedNova: Wang et al., Tackling the objective inconsistency problem in federated optimization, NeurIPS 2020.
 
 Equation 6: every client's change is divided by its normaliser a_i, the number of plain steps its local steps amount to,
 and the mean is multiplied by tau_eff = sum p_i a_i. a_i for plain steps is tau; for momentum rho,

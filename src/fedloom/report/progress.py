@@ -39,8 +39,8 @@ def watching(label: str, rounds: int) -> Iterator[Any]:
         yield line
         return
     columns = (
-        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
+        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(label, total=rounds, numbers="starting")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -30,25 +30,22 @@ def quantity(number: float | None, unit: str = "") -> str:
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a run."""
+    """One row a run: last accuracies in percent, and what the whole run cost."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = (
-        "method",
-        "global %",
-        "local %",
-        "worst local %",
-        "best global %",
-        "sent up",
-        "sent down",
-        "training",
-        "s / round",
-    )
-    for head in heads:
-        table.add_column(head, justify="left" if head == "method" else "right")
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "method": lambda row: str(row["method"]),
+        "global %": lambda row: percent(row["global_accuracy"]),
+        "local %": lambda row: percent(row["local_accuracy"]),
+        "worst %": lambda row: percent(row["worst_local_accuracy"]),
+        "best %": lambda row: percent(row["best_global_accuracy"]),
+        "up": lambda row: quantity(row["upload_bytes"], "B"),
+        "down": lambda row: quantity(row["download_bytes"], "B"),
+        "MACs": lambda row: quantity(row["train_macs"]),
+        "virtual": lambda row: quantity(row["virtual_seconds"], "s"),
+        "s/round": lambda row: f"{row['seconds_per_round']:.3g}",
+    }
+    for head in columns:
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for row in summaries:
-        table.add_row(
-            row["method"], percent(row["global_accuracy"]), percent(row["local_accuracy"]),
-            percent(row["worst_local_accuracy"]), percent(row["best_global_accuracy"]), quantity(row["upload_bytes"], "B"),
-            quantity(row["download_bytes"], "B"), quantity(row["train_macs"], "MAC"), f"{row['seconds_per_round']:.3g}",
-        )  # fmt: skip
+        table.add_row(*(show(row) for show in columns.values()))
     return table
