@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,77 +28,144 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
+BENCHES = ("reference",)
 
-Dataset = Annotated[str | None, typer.Option(help="Data set: a name, a .npz file or an import path.")]
-Model = Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
-Fleet = Annotated[str | None, typer.Option(help="Devices: uniform, low, high, ...")]
-Partition = Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer, ...")]
-Select = Annotated[str | None, typer.Option(help="Who trains in a round.")]
-Share = Annotated[str | None, typer.Option(help="Which tensors travel.")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="auto, local, processes, ray.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything that is drawn.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting.")]
-Out = Annotated[Path | None, typer.Option(help="Parent folder of the run's folder.")]
+# The options that describe a study, the same for every command that takes one.
+STUDY_OPTIONS: dict[str, Any] = {
+    "dataset": Annotated[str | None, typer.Option(help="Data set: a name, a .npz file or an import path.")],
+    "model": Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")],
+    "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
+    "rounds": Annotated[int | None, typer.Option(help="Number of rounds.")],
+    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed.")],
+    "partition": Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer.")],
+    "select": Annotated[str | None, typer.Option(help="Who trains in a round.")],
+    "share": Annotated[str | None, typer.Option(help="Which tensors travel.")],
+    "engine": Annotated[str | None, typer.Option(help="auto, local, processes or ray.")],
+    "device": Annotated[str | None, typer.Option(help="cpu or cuda.")],
+    "seed": Annotated[int | None, typer.Option(help="Seed of everything that is drawn.")],
+    "settings": Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting.")
+    ],
+    "out": Annotated[Path | None, typer.Option(help="Parent folder of what is written.")],
+}
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[STUDY.toml] [METHOD]...", show_default=False)]
+RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
+
+
+def takes_study(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that describe a study; it gets them as `options` (and `settings`)."""
+
+    def wrapped(**given: Any) -> None:
+        options = {name: given.pop(name) for name in STUDY_OPTIONS}
+        command(**given, settings=options.pop("settings") or [], options=options)
+
+    own = [
+        each for each in inspect.signature(command, eval_str=True).parameters.values() if each.default is not each.empty
+    ]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in STUDY_OPTIONS.items()
+    ]
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + shared
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
 
 
 @app.command()
-def run(
-    what: Annotated[list[str] | None, typer.Argument(metavar="[STUDY.toml] [METHOD]", show_default=False)] = None,
-    dataset: Dataset = None,
-    model: Model = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    fleet: Fleet = None,
-    partition: Partition = None,
-    select: Select = None,
-    share: Share = None,
-    engine: EngineName = None,
-    device: Device = None,
-    seed: Seed = None,
-    settings: Settings = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_study
+def run(settings: list[str], options: Mapping[str, Any], what: Words = None, as_json: AsJson = False) -> None:
     """Run a method, or the study of a file."""
     from fedloom.runs.start import sections_of, start
     from fedloom.runs.study import override, read, resolve
 
-    file, method = _study_and_method(what or [])
-    options = {
-        "dataset": dataset, "model": model, "clients": clients, "rounds": rounds, "fleet": fleet,
-        "partition": partition, "select": select, "share": share, "engine": engine, "device": device, "seed": seed,
-        "out": out,
-    }  # fmt: skip
-    sections = override(read(file) if file else {}, settings or [])
-    study = resolve(sections_of(method, options, sections), str(file or ""))
+    file, methods = _file_and_methods(what or [])
+    if len(methods) > 1:
+        raise InputError(f"run takes one method; got {' '.join(methods)}. Did you mean 'fedloom compare'?")
+    sections = override(read(file) if file else {}, settings)
+    study = resolve(sections_of(methods[0] if methods else None, options, sections), str(file or ""))
     _watched(lambda watch: start(study, watch), study.method.name, study.run.rounds, as_json)
 
 
-def _study_and_method(words: list[str]) -> tuple[Path | None, str | None]:
+def _file_and_methods(words: list[str]) -> tuple[Path | None, list[str]]:
     files = [word for word in words if word.endswith(".toml")]
-    methods = [word for word in words if not word.endswith(".toml")]
-    if len(files) > 1 or len(methods) > 1:
-        raise InputError(f"run takes at most one study file and one method; got {' '.join(words)}")
-    return Path(files[0]) if files else None, methods[0] if methods else None
+    if len(files) > 1:
+        raise InputError(f"at most one study file; got {' '.join(files)}")
+    return Path(files[0]) if files else None, [word for word in words if not word.endswith(".toml")]
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")], as_json: AsJson = False) -> None:
+def resume(run_dir: RunDir, as_json: AsJson = False) -> None:
     """Go on with an interrupted run; a finished one prints its result."""
     from fedloom.runs.start import resume as go_on
     from fedloom.runs.store import Store
 
-    study = Store.open(run_dir).read("study.json") or {}
-    _watched(lambda watch: go_on(run_dir, watch), study["method"]["name"], study["run"]["rounds"], as_json)
+    study = Store.open(run_dir).study()
+    _watched(lambda watch: go_on(run_dir, watch), study.method.name, study.run.rounds, as_json)
+
+
+@app.command()
+@takes_study
+def compare(
+    settings: list[str],
+    options: Mapping[str, Any],
+    what: Words = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
+    baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods over several seeds; repeat the command to go on after an interruption."""
+    from fedloom.runs.grid import Grid
+    from fedloom.runs.start import sections_of
+    from fedloom.runs.study import override, read
+
+    file, methods = _file_and_methods(what or [])
+    if not methods:
+        raise InputError("compare needs at least one method; see 'fedloom list methods'")
+    if baseline is not None and baseline not in methods:
+        raise choose("baseline", baseline, methods)
+    base = sections_of(None, {**options, "out": None}, override(read(file) if file else {}, settings))
+    first = options["seed"] or 0
+    grid = Grid(base, {name: {"method": {"name": name}} for name in methods}, seeds=range(first, first + seeds))
+    from fedloom.report.grids import run_shown
+
+    out = options["out"] or Path("runs") / f"compare-{grid.name}"
+    run_shown(grid, Path(out), as_json=as_json, baseline=baseline)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A published table; see --list.")] = None,
+    scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "small",
+    listed: Annotated[bool, typer.Option("--list", help="Show the tables there are.")] = False,
+    out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a published table again and show both, side by side."""
+    from fedloom.report.grids import list_papers, reproduce_shown
+
+    if listed:
+        list_papers(as_json)
+    elif name is None:
+        raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
+    else:
+        reproduce_shown(name, scale, out, device, as_json)
+
+
+@app.command()
+def check(study_file: Annotated[Path, typer.Argument(metavar="STUDY.toml")]) -> None:
+    """Find every error of a study, draw its split and estimate what it costs."""
+    from fedloom.report.checks import show_check
+
+    show_check(study_file)
 
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo")) -> None:
-    """Compare two methods on bundled data in under a minute: a table, a picture, the next command."""
+    """Compare three methods on bundled data in under a minute: a table, a picture, the next command."""
     from fedloom.report.demo import demo as show
 
     show(out)
@@ -117,45 +186,82 @@ def list_names(
     if as_json:
         sys.stdout.write(json.dumps([entry._asdict() for entry in found]) + "\n")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("name", "what it is", "settings", "paper", box=None, pad_edge=False, header_style="bold")
+    rows = []
     for entry in found:
-        own = [field for field in entry.fields if field["name"] not in SLOTS]
-        settings = ", ".join(
-            f"{field['name']}={field['default']}" if field["default"] else field["name"] for field in own
-        )
+        hidden = {*SLOTS, "dataset", "clients", "generator", "factory", "channels", "classes"}
+        own = [f for f in entry.fields if f["name"] not in hidden]
+        words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
         name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        table.add_row(name, entry.summary, settings, entry.paper)
-    Console().print(table)
+        rows.append({"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper})
+    _print_rows(rows)
+
+
+@app.command("inspect")
+def inspect_model(
+    model: Annotated[str, typer.Argument(help="A name or an import path package.module:Net.")],
+    capacity: Annotated[list[float] | None, typer.Option(help="Capacity in (0, 1]; may be repeated.")] = None,
+    shape: Annotated[str, typer.Option(help="Channels x height x width of an image.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Groups of units of a model, and what a sub-model of some capacity costs."""
+    from fedloom.report.checks import show_model
+
+    show_model(model, capacity or [1.0, 0.5, 0.25, 0.125, 0.0625], shape, classes, as_json=as_json)
+
+
+@app.command("partition")
+def show_partition(
+    dataset: Annotated[str, typer.Argument(help="Data set: a name, a .npz file or an import path.")],
+    partition: Annotated[str, typer.Option(help="iid, classes:2, dirichlet:0.1, domain, writer.")] = "iid",
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    validation: Annotated[float, typer.Option(help="Share of a client's data for validation.")] = 0.1,
+    export: Annotated[Path | None, typer.Option(help="Folder for one .npz a client.")] = None,
+    picture: Annotated[Path, typer.Option(help="File of the picture.")] = Path("partition.png"),
+) -> None:
+    """Deal a data set to clients, draw the split, and write one file a client if asked."""
+    from fedloom.report.checks import show_split
+
+    show_split(dataset, partition, clients, seed, validation, export, picture)
+
+
+@app.command()
+def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt or FILE.safetensors")]) -> None:
+    """Write a run's final model as a file that plain torch loads."""
+    from fedloom.runs.export import export as write
+
+    line = write(run_dir, file)
+    sys.stdout.write(f"{file}: the state dict of {line}\n")
 
 
 @app.command()
 def bench(name: Annotated[str, typer.Argument(help="What to measure: reference.")] = "reference") -> None:
     """Measure speed on this machine."""
+    if name not in BENCHES:
+        raise choose("bench", name, BENCHES)
+    from importlib import import_module
+
+    _print_rows(getattr(import_module(f"fedloom.bench.{name}"), name)())
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedloom.bench import reference
-
-    benches = {"reference": reference.reference}
-    if name not in benches:
-        raise choose("bench", name, benches)
-    rows = benches[name]()
     table = Table(*rows[0], box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
 
 
-def _watched(go: Any, label: str, rounds: int, as_json: bool) -> None:
+def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:
     """Run with progress, then show the result."""
     from fedloom.report.progress import watching
     from fedloom.report.tables import summary_table
 
     with watching(label, rounds) as watch:
-        result: Result = go(watch)
+        result = go(watch)
     if as_json:
         sys.stdout.write(json.dumps(result.summary) + "\n")
         return
@@ -173,9 +279,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def top(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Federated learning for unequal devices and unequal data."""
 
@@ -183,7 +287,6 @@ def top(
 def main() -> None:
     """Run the command line and end with its exit code: 0 done, 1 failed, 2 wrong input, 128 + n stopped by signal n."""
     try:
-        # A click error is the user's input; a number is an exit code that a command chose itself.
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:

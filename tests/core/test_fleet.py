@@ -68,7 +68,8 @@ def test_below_the_quorum_the_run_ends_with_a_sentence():
     with pytest.raises(RunError) as error:
         run(fleet_with(work_that(faulty)))
     assert str(error.value) == (
-        "round 1: 1 of 4 clients reported, the quorum is 50%; last failure: client 3 raised: RuntimeError: no power at 3"
+        "round 1: 1 of 4 clients reported, the quorum is 50%; last failure: client 3 raised: "
+        "RuntimeError: no power at 3"
     )
 
 
@@ -179,7 +180,7 @@ def test_columns_learn_of_a_round_once_it_counts():
     assert fleet.accepted(2) == (0, 0)
     fleet.commit()
     assert fleet.columns["loss"].tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert fleet.columns["seen"].tolist() == [0, 0, 0, 0]
+    assert fleet.columns["round"].tolist() == [0, 0, 0, 0]
     assert (fleet.columns["seconds"] > 0).all()
 
 
@@ -208,7 +209,7 @@ def test_failed_clients_teach_nothing():
     fleet = fleet_with(work_that(lambda client: NONSENSE["nan number"][0] if client.id == 1 else good(client)))
     run(fleet)
     fleet.commit()
-    assert fleet.columns["seen"].tolist() == [0, -1, 0, 0]
+    assert fleet.columns["round"].tolist() == [0, -1, 0, 0]
     assert np.isnan(fleet.columns["loss"][1])
 
 

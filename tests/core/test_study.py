@@ -117,7 +117,8 @@ def test_options_do_not_change_the_sections_they_are_laid_over():
 
 @pytest.mark.parametrize(("text", "value"), [
     ("1", 1), ("0.5", 0.5), ("1e-3", 0.001), ("true", True), ("'1'", "1"), ('"a b"', "a b"), ("plain", "plain"),
-    ("[0.5, 1]", [0.5, 1]), ("dirichlet:0.1", "dirichlet:0.1"), ("pkg.module:Net", "pkg.module:Net"), ("", ""), ("a=b", "a=b"),
+    ("[0.5, 1]", [0.5, 1]), ("dirichlet:0.1", "dirichlet:0.1"), ("pkg.module:Net", "pkg.module:Net"),
+    ("", ""), ("a=b", "a=b"),
     ("True", "True"), (" 3 ", 3), ("/tmp/x.npz", "/tmp/x.npz"), ("# no comment", "# no comment"),
 ])  # fmt: skip
 def test_values_of_set(text, value):
@@ -171,7 +172,8 @@ def command(monkeypatch, capsys):
 
 def test_wrong_input_ends_with_2_and_no_traceback(command, tmp_path):
     for words in (["run", "fedavgg"], ["run", "--set", "train.lrr=3"], ["run", "a", "b"], ["run", tmp_path / "no.toml"],
-                  ["list", "metods"], ["resume", tmp_path], ["run", "--rounds", "0"], ["run", "--nothing"], ["nothing"]):  # fmt: skip
+                  ["list", "metods"], ["resume", tmp_path], ["run", "--rounds", "0"], ["run", "--nothing"],
+                  ["nothing"]):  # fmt: skip
         code, out, err = command(*words)
         assert code == 2, words
         assert err

@@ -7,7 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-__all__ = ["percent", "quantity", "summary_table"]
+from fedloom.runs.grid import Spread
+
+__all__ = ["Rows", "markdown", "percent", "quantity", "rich_table", "spread", "summary_table"]
+
+Rows = dict[str, dict[str, str]]  # name of a row -> head of a column -> what stands there
 
 
 def percent(share: float | None) -> str:
@@ -49,3 +53,42 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     for row in summaries:
         table.add_row(*(show(row) for show in columns.values()))
     return table
+
+
+def spread(found: Spread | None, scale: float = 1.0) -> str:
+    """Mean and standard deviation over seeds.
+
+    >>> spread(Spread((0.5, 0.7)), 100)
+    '60.00 ± 14.14'
+    """
+    if found is None:
+        return "-"
+    digits = 2 if abs(found.mean * scale) < 1000 else 0
+    mean = f"{found.mean * scale:.{digits}f}"
+    return mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}"
+
+
+def _heads(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(head for row in rows.values() for head in row))
+
+
+def rich_table(corner: str, rows: Rows) -> Table:
+    """For the terminal."""
+    heads = _heads(rows)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(corner)
+    for head in heads:
+        table.add_column(
+            head, justify="right" if all(row.get(head, "-")[:1] in "-0123456789" for row in rows.values()) else "left"
+        )
+    for name, row in rows.items():
+        table.add_row(name, *(row.get(head, "-") for head in heads))
+    return table
+
+
+def markdown(corner: str, rows: Rows) -> str:
+    """For documents."""
+    heads = _heads(rows)
+    lines = [f"| {' | '.join([corner, *heads])} |", f"|{'---|' * (len(heads) + 1)}"]
+    lines += [f"| {' | '.join([name, *(row.get(head, '-') for head in heads)])} |" for name, row in rows.items()]
+    return "\n".join(lines) + "\n"
