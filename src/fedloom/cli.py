@@ -181,7 +181,7 @@ def list_names(
 
     if kind not in KINDS:
         raise choose("kind to list", kind, KINDS)
-    kinds = SLOTS if kind == "policies" else (kind.removesuffix("s"),)
+    kinds = (*SLOTS, "score") if kind == "policies" else (kind.removesuffix("s"),)
     found = [entry for each in kinds for entry in entries(each).values()]
     if as_json:
         sys.stdout.write(json.dumps([entry._asdict() for entry in found]) + "\n")

@@ -50,6 +50,13 @@ class Client:
         return held
 
     @property
+    def held(self) -> Tensor:
+        """One boolean a class of the data set: whether the client trains on it."""
+        mask = torch.zeros(self.network.classes, dtype=torch.bool, device=self.network.device)
+        mask[self.classes] = True
+        return mask
+
+    @property
     def rate(self) -> Tensor:
         """The round's learning rate, as a step wants it."""
         return torch.tensor(self.task.train.lr, dtype=self.network.dtype, device=self.network.device)
@@ -62,6 +69,10 @@ class Client:
         """A part of the task as plain tensors."""
         return {name: dense(value) for name, value in self.task.tensors.get(part, {}).items()}
 
+    def trained(self, tensors: Tensors) -> Tensors:
+        """Those of the tensors that training changes by gradients: no buffers."""
+        return {name: tensor for name, tensor in tensors.items() if name not in self.network.buffers}
+
     def own(self, names: frozenset[str]) -> Tensors:
         """Its own full-size version of these tensors; at first, the common initial one."""
         kept: Tensors = self.state.get("own", {})
@@ -73,6 +84,14 @@ class Client:
         """Propose its own version of these tensors, put back to full size where they were cut."""
         full = self.network.units.place(tensors, where, self.own(frozenset(tensors))) if where else tensors
         self.state["own"] = {**self.state.get("own", {}), **full}
+
+    def some(self, count: int, purpose: str) -> Samples:
+        """So many of its training samples, drawn at random; all of them for 0 or for more than it has."""
+        rows = self.train.rows
+        if not 0 < count < len(rows):
+            return self.train
+        chosen = torch.randperm(len(rows), generator=self.generator(purpose))[:count]
+        return Samples(self.train.images, rows[chosen.to(rows.device)])
 
     def plan(self, parts: Sequence[Samples] = (), variants: int = 1, train: Train | None = None) -> Plan:
         """The batches of a fit: one of each part a step (default: the training part), drawn without replacement.

@@ -7,9 +7,11 @@ the data are: `work` trains, `final` makes the model that the client really uses
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from torch import nn
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
@@ -41,6 +43,8 @@ class Method:
 
     pooled: ClassVar[bool] = False  # a bound, no federation: whoever trains sees the data of all clients
 
+    public: ClassVar[bool] = False  # whether the server needs public data
+
     @property
     def adapts(self) -> bool:
         """Whether weak devices get less to train than the whole model."""
@@ -69,8 +73,21 @@ class Method:
         """The global model, or None where there is none: some of its tensors never reach the server."""
         return None if self.share.private(server.network) else server.tensors
 
+    def adapt(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+        """The model as the method needs it, for images of a shape; most take it as it is."""
+        return build
+
+    def evaluated(self, server: Server, fleet: Fleet) -> Server:
+        """The server as it is evaluated: what a share leaves out of training is asked for first."""
+        return self.share.completed(server, fleet)
+
     def sent(self, server: Server) -> Tensors:
         """The server's tensors that travel."""
+        held_back = self.share.private(server.network) | self.share.dropped(server.network)
+        return {name: tensor for name, tensor in server.tensors.items() if name not in held_back}
+
+    def evaluation(self, server: Server) -> Tensors:
+        """The server's tensors that clients are sent to evaluate: those that travel, and those that were asked for."""
         private = self.share.private(server.network)
         return {name: tensor for name, tensor in server.tensors.items() if name not in private}
 
@@ -86,7 +103,8 @@ class Method:
         private = self.share.private(client.network)
         if private:
             client.keep({name: tensor for name, tensor in fit.tensors.items() if name in private}, where)
-        public = {name: tensor for name, tensor in fit.tensors.items() if name not in private}
+        held_back = private | self.share.dropped(client.network)
+        public = {name: tensor for name, tensor in fit.tensors.items() if name not in held_back}
         classes = client.classes if self.merge.by_class else None
         return Report(public, float(client.samples), fit.numbers, where, classes)
 

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
@@ -29,11 +30,13 @@ class Network:
         self,
         build: Callable[[], nn.Module],
         shape: tuple[int, ...],
+        classes: int,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.build, self.shape, self.dtype, self.device = build, shape, dtype, torch.device(device)
+        self.build, self.shape, self.classes = build, shape, classes
+        self.dtype, self.device = dtype, torch.device(device)
         self.module = initialise(build, 0)
         self.names = tuple(self.module.state_dict())
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
@@ -76,26 +79,44 @@ class Network:
             self._cut_shapes[key] = self.units.shapes(dict(key))
         return self._cut_shapes[key]
 
-    def bound(self, tensors: Tensors, *, training: bool) -> nn.Module:
+    def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
-        key = (training, *(tensor.shape for tensor in tensors.values()))
+        key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
-            module = skeleton(self.module, tensors).train(training)
-            self._skeletons[key] = (
-                module,
-                [place for path, part in module.named_modules() for place in _places(path, part)],
-            )
+            module = skeleton(self._template(tensors), tensors).train(training)
+            if scaler:
+                self._scale(module, tensors)
+            places = [place for path, part in module.named_modules() for place in _places(path, part)]
+            self._skeletons[key] = module, places
         module, places = self._skeletons[key]
         for slot, attribute, name in places:
             slot[attribute] = tensors[name]
         return module
 
+    def _template(self, tensors: Tensors) -> nn.Module:
+        """The module that has just these tensors: the whole one, or what it says is left without the others."""
+        if len(tensors) == len(self.names):
+            return self.module
+        shallow: nn.Module = self.module.without(frozenset(self.names) - tensors.keys())  # type: ignore[operator]
+        return shallow
+
+    def _scale(self, module: nn.Module, tensors: Tensors) -> None:
+        """Let layers divide their outputs by the share of units they kept (HeteroFL's scaler)."""
+        for path, layer in module.named_modules():
+            name = f"{path}.weight"
+            if isinstance(layer, _ConvNd | nn.Linear) and tensors[name].shape[0] < self._shapes[name][0]:
+                layer.register_forward_hook(_divided(tensors[name].shape[0] / self._shapes[name][0]))
+
     def macs(self, tensors: Tensors) -> int:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            self._macs[key] = macs(self.module, tensors, torch.empty(1, *self.shape))
+            self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape))
         return self._macs[key]
+
+
+def _divided(share: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    return lambda layer, inputs, output: output / share
 
 
 def _places(path: str, module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, str]]:

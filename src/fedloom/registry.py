@@ -24,7 +24,7 @@ from fedloom.errors import InputError, choose
 __all__ = ["KINDS", "Entry", "describe", "entries", "find", "name_of", "register"]
 
 SLOTS = ("select", "cut", "share", "start", "objective", "merge", "topology", "filter")
-KINDS = ("method", *SLOTS, "dataset", "model", "partition", "fleet", "engine")
+KINDS = ("method", *SLOTS, "score", "dataset", "model", "partition", "fleet", "engine")
 INDEX = Path(__file__).with_name("index.json")
 
 Item = TypeVar("Item", bound=Callable[..., Any])

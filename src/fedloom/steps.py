@@ -94,7 +94,8 @@ def optimizer_of(train: Train) -> Optimizer:
 class Descent:
     """The usual step: gradient of the objective over one batch, clipped, given to the optimiser.
 
-    `view` may narrow the tensors before the model sees them (FjORD's width of the step); gradients flow through it.
+    `view` may narrow the tensors before the model sees them (FjORD's width of the step). It gives slices of the same
+    memory: what the step does not see, it does not move, not by momentum or weight decay either.
     """
 
     objective: Objective
@@ -120,11 +121,12 @@ class Descent:
         self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
     ) -> Tensor:
         """One update; gives the loss of every sample."""
-
-        def loss(current: Tensors) -> tuple[Tensor, Tensor]:
-            return self.objective(model, self.seen(current, fixed), batches[0], fixed)
-
-        grads, losses = model.grad(loss, tensors)
+        if self.view is not None:
+            whole, tensors = tensors, {n: t.detach() for n, t in self.view(tensors).items()}
+            for name, tensor in tensors.items():
+                tensor.requires_grad_(whole[name].requires_grad)
+            slots = {kind: self.view(memory) for kind, memory in slots.items()}
+        grads, losses = model.grad(lambda current: self.objective(model, current, batches[0], fixed), tensors)
         if self.clip is not None:
             clip_(grads, self.clip)
         self.optimizer.update(tensors, slots, grads, fixed["lr"])

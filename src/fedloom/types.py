@@ -80,6 +80,7 @@ class Task:
     job: str = "work"  # the method's own work, or a registered question
     tensors: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     where: Where | None = None
+    only: tuple[str, ...] | None = None  # the names of the base's tensors that travel; None: all
     numbers: Mapping[str, float] = field(default_factory=dict)
     inbox: Mapping[int, Report] = field(default_factory=dict)  # serverless: what neighbours sent, by sender
     train: Train = field(default_factory=Train)
@@ -203,8 +204,8 @@ class Model(Protocol):
 
     network: Network
 
-    def __call__(self, tensors: Tensors, x: Tensor) -> Tensor:
-        """The logits."""
+    def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
+        """The logits; with `scaler`, outputs of layers that were cut are divided by the share of units they kept."""
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients of a scalar by every trainable tensor, and what else the loss returned."""

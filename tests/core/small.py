@@ -46,7 +46,7 @@ class Plain(nn.Module):
 
 
 def network_of(make: Callable[[], nn.Module] = Normed, dtype: torch.dtype = torch.float32) -> Network:
-    return Network(make, (1, SIDE, SIDE), dtype=dtype)
+    return Network(make, (1, SIDE, SIDE), CLASSES, dtype=dtype)
 
 
 def images_of(count: int = 60, dtype: torch.dtype = torch.float32, seed: int = 0) -> Images:

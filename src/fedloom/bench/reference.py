@@ -64,7 +64,7 @@ def _by_hand(make: partial[torch.nn.Module], x: torch.Tensor, y: torch.Tensor, r
 
 
 def _by_fedloom(make: partial[torch.nn.Module], x: torch.Tensor, y: torch.Tensor, rows: list[torch.Tensor]) -> float:
-    network = Network(make, (1, 28, 28))
+    network = Network(make, (1, 28, 28), 10)
     images = Images(x, y, torch.full((1, 1, 1), 0.5), torch.full((1, 1, 1), 0.5))
     tensors = network.initial(0)
     network.macs(tensors)  # counted once a shape, not once a fit

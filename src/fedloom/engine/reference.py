@@ -24,9 +24,9 @@ class Eager:
     def __init__(self, network: Network, *, training: bool) -> None:
         self.network, self.training = network, training
 
-    def __call__(self, tensors: Tensors, x: Tensor) -> Tensor:
+    def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
-        logits: Tensor = self.network.bound(tensors, training=self.training)(x)
+        logits: Tensor = self.network.bound(tensors, training=self.training, scaler=scaler)(x)
         return logits
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
@@ -93,9 +93,12 @@ class Reference:
     def _measure(self, measure: Measure) -> Tensors:
         if not len(measure.samples):
             raise ClientError("there are no samples to measure on")
-        model = self._training if measure.what.training else self._still
+        model, tensors = (self._training if measure.what.training else self._still), measure.tensors
+        if measure.what.training:
+            # Training mode writes running statistics; a measure leaves its tensors alone.
+            tensors = {name: t.clone() if name in self.network.buffers else t for name, t in tensors.items()}
         sums: Tensors = {}
         for rows in torch.split(measure.samples.rows, measure.batch_size):
-            read = measure.what(model, measure.tensors, measure.samples.images.batch(rows))
+            read = measure.what(model, tensors, measure.samples.images.batch(rows))
             sums = {name: sums[name] + value for name, value in read.items()} if sums else read
         return sums

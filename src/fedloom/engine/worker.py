@@ -12,7 +12,7 @@ from fedloom import wire
 from fedloom.client import Client
 from fedloom.engine import memory
 from fedloom.network import Network
-from fedloom.types import Failure, Fitted, Outcome, Report, Task
+from fedloom.types import Failure, Fitted, Outcome, Report, Task, Tensors
 
 __all__ = ["Trainer", "Workplace", "arrived", "perform"]
 
@@ -42,10 +42,10 @@ def arrived(task: Task, network: Network) -> Task:
     """The task as it reaches the client: the base's parts, cut to the client's units."""
     if task.base is None:
         return task
-    where = task.where
-    parts = {
-        part: network.units.take(dict(tensors), where) if where else tensors for part, tensors in task.base.items()
-    }
+    parts: dict[str, Tensors] = {}
+    for part, tensors in task.base.items():
+        chosen = tensors if task.only is None else {name: tensors[name] for name in task.only if name in tensors}
+        parts[part] = network.units.take(chosen, task.where) if task.where else chosen
     return replace(task, base=None, tensors={**parts, **task.tensors})
 
 

@@ -111,12 +111,13 @@ class Fleet:
         parts: Mapping[str, Tensors] | None = None,
         *,
         where: Where | None = None,
+        only: tuple[str, ...] | None = None,
         numbers: Mapping[str, float] | None = None,
         inbox: Mapping[int, Report] | None = None,
     ) -> Task:
         """A task for a client in this round; `parts` are shared by the round's tasks and cut to `where` on the way."""
         return Task(
-            int(client), self.round, self.stage, where=where, numbers=numbers or {}, inbox=inbox or {},
+            int(client), self.round, self.stage, where=where, only=only, numbers=numbers or {}, inbox=inbox or {},
             train=self.train, accepted=self.accepted(client), method=self.method, model=self.model, base=parts,
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ class Local(Method):
         return {name: own[name] for name in client.network.names}
         yield
 
-    def sent(self, server: Server) -> Tensors:
+    def evaluation(self, server: Server) -> Tensors:
         """Nothing travels."""
         return {}
 

@@ -16,12 +16,13 @@ from annotated_types import Ge
 
 from fedloom.client import Client
 from fedloom.errors import InputError
-from fedloom.methods.fedprox import FedProx
+from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Whole
 from fedloom.policies.merge import Merge
 from fedloom.policies.normalised import Normalised
+from fedloom.policies.objective import Objective, Proximal, Sum
 from fedloom.registry import register
-from fedloom.types import Fitted, Report, Where
+from fedloom.types import Fitted, Report, Tensors, Where
 
 
 def normaliser(steps: int, momentum: float, shrink: float) -> float:
@@ -39,7 +40,7 @@ def normaliser(steps: int, momentum: float, shrink: float) -> float:
 
 @register("method", "fednova", paper="Wang et al., NeurIPS 2020")
 @dataclass(frozen=True)
-class FedNova(FedProx):
+class FedNova(FedAvg):
     """FedAvg in which clients that took more steps do not pull harder."""
 
     mu: Annotated[float, Ge(0), "weight of the proximal term; 0: none"] = 0.0
@@ -52,6 +53,14 @@ class FedNova(FedProx):
                 "fednova cannot run under a cut: its normaliser counts steps of the whole model, and elements that few "
                 "clients train would be scaled by steps of others; use fedavg or fedprox with this cut"
             )
+
+    def loss(self) -> Objective:
+        """The local objective, with the proximal term if there is one."""
+        return Sum(self.objective, Proximal(self.mu)) if self.mu else self.objective
+
+    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
+        """The anchor is where the client starts."""
+        return super().fixed(client, tensors) | {"anchor": client.trained(tensors)}
 
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
         """The normaliser travels with the report."""

@@ -32,5 +32,4 @@ class FedProx(FedAvg):
 
     def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
         """The anchor is where the client starts."""
-        trained = {name: tensor for name, tensor in tensors.items() if name not in client.network.buffers}
-        return super().fixed(client, tensors) | {"anchor": trained}
+        return super().fixed(client, tensors) | {"anchor": client.trained(tensors)}

@@ -59,9 +59,9 @@ class CNN4(nn.Module):
         inputs = (channels, *widths[:-1])
         blocks = [convolution(*pair, 3, padding=1, norm=True) for pair in zip(inputs, widths, strict=True)]
         pools = [nn.MaxPool2d(2) for _ in widths[:-1]] + [nn.AdaptiveAvgPool2d(1)]
-        self.blocks = nn.Sequential(*(nn.Sequential(*block, pool) for block, pool in zip(blocks, pools, strict=True)))
-        self.classifier = dense((flat_features(self.blocks, channels, size), classes))
+        self.stages = nn.Sequential(*(nn.Sequential(*block, pool) for block, pool in zip(blocks, pools, strict=True)))
+        self.classifier = dense((flat_features(self.stages, channels, size), classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.blocks(x))
+        logits: Tensor = self.classifier(self.stages(x))
         return logits

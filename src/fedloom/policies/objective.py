@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.registry import register
 from fedloom.types import Batch, Fixed, Model, Tensors
 
-__all__ = ["CrossEntropy", "Objective", "Proximal", "Slope", "Sum", "Term"]
+__all__ = ["CrossEntropy", "Masked", "Objective", "Proximal", "Slope", "Sum", "Term"]
 
 
 class Objective(Protocol):
@@ -34,9 +34,31 @@ class Term(Protocol):
 class CrossEntropy:
     """Mean cross-entropy over the batch."""
 
+    scaler: Annotated[bool, "divide outputs of cut layers by the share of units kept, in training only"] = False
+
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """Mean and every sample's loss."""
-        losses = F.cross_entropy(model(tensors, batch.x), batch.y, reduction="none")
+        losses = F.cross_entropy(model(tensors, batch.x, scaler=self.scaler), batch.y, reduction="none")
+        return losses.mean(), losses.detach()
+
+
+@register("objective", "masked", paper="Diao et al., HeteroFL, ICLR 2021")
+@dataclass(frozen=True)
+class Masked:
+    """Cross-entropy in which the logits of classes that the client does not hold are masked out.
+
+    `zero` fills them with 0, as the paper's code does: they stay in the denominator as e^0 and get no gradient.
+    `minus_infinity` takes them out of the softmax.
+    """
+
+    fill: Annotated[Literal["zero", "minus_infinity"], "what takes the place of a masked logit"] = "zero"
+    scaler: Annotated[bool, "divide outputs of cut layers by the share of units kept, in training only"] = True
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """Mean and every sample's loss over the masked logits."""
+        logits = model(tensors, batch.x, scaler=self.scaler)
+        masked = logits.masked_fill(~fixed["held"], 0.0 if self.fill == "zero" else -torch.inf)
+        losses = F.cross_entropy(masked, batch.y, reduction="none")
         return losses.mean(), losses.detach()
 
 

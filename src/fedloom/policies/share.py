@@ -1,21 +1,35 @@
-"""Which tensors travel? The rest are the client's own: kept full-size in its state, never in a report."""
+"""Which tensors travel? The rest are the client's own, or nobody's until a model is evaluated."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol
 
+import numpy as np
+import torch
+from annotated_types import Gt, Le
+
+from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.registry import register
+from fedloom.types import Server
 
-__all__ = ["AllTensors", "NotNorms", "Share"]
+__all__ = ["AllTensors", "NotNorms", "Share", "Static"]
+
+NOTHING: frozenset[str] = frozenset()
 
 
 class Share(Protocol):
-    """A rule that says which tensors stay with the client."""
+    """A rule that says which tensors stay behind."""
 
     def private(self, network: Network) -> frozenset[str]:
-        """Names of the tensors that never travel."""
+        """Names of the tensors that the client keeps, full-size in its state, and that never travel."""
+
+    def dropped(self, network: Network) -> frozenset[str]:
+        """Names of the tensors that training ignores: nobody sends or keeps them."""
+
+    def completed(self, server: Server, fleet: Fleet) -> Server:
+        """The server with the dropped tensors filled in, for evaluation."""
 
 
 @register("share", "all")
@@ -25,14 +39,58 @@ class AllTensors:
 
     def private(self, network: Network) -> frozenset[str]:
         """Nothing stays."""
-        return frozenset()
+        return NOTHING
+
+    def dropped(self, network: Network) -> frozenset[str]:
+        """Nothing is ignored."""
+        return NOTHING
+
+    def completed(self, server: Server, fleet: Fleet) -> Server:
+        """There is nothing to fill in."""
+        return server
 
 
 @register("share", "fedbn", paper="Li et al., FedBN, ICLR 2021")
 @dataclass(frozen=True)
-class NotNorms:
+class NotNorms(AllTensors):
     """Norm layers stay with the client: scale, shift, statistics and counter, by the type of the layer."""
 
     def private(self, network: Network) -> frozenset[str]:
         """All tensors of norm layers."""
         return network.norms
+
+
+@register("share", "static", paper="Diao et al., HeteroFL, ICLR 2021")
+@dataclass(frozen=True)
+class Static(AllTensors):
+    """Static batch norm: statistics never travel in training; for evaluation clients are asked for them.
+
+    Training normalises by the batch whatever the statistics are. Before an evaluation, clients run their training
+    data through the global model and tell mean and second moment of every norm layer's input; the server pools them.
+    The paper's code averages variances of batches instead, which leaves out how batch means differ.
+    """
+
+    asked: Annotated[float, Gt(0), Le(1), "share of the clients that are asked, drawn at random"] = 1.0
+
+    def dropped(self, network: Network) -> frozenset[str]:
+        """Statistics and counters of norm layers."""
+        return network.norms & network.buffers
+
+    def completed(self, server: Server, fleet: Fleet) -> Server:
+        """Pooled statistics of the clients' training data under this model."""
+        if not self.dropped(server.network):
+            return server
+        count = max(1, round(self.asked * fleet.size))
+        clients = np.sort(fleet.generator("statistics").choice(fleet.size, count, replace=False))
+        parts, weight, sums = {"model": server.tensors}, 0.0, dict[str, torch.Tensor]()
+        for report in fleet.ask("statistics", (fleet.task(int(client), parts) for client in clients)):
+            weight += report.weight
+            for name, moment in report.tensors.items():
+                sums[name] = sums.get(name, 0) + report.weight * moment.double()  # type: ignore[union-attr]
+        filled = dict(server.tensors)
+        for name in [name for name in sums if name.endswith("running_mean")]:
+            mean = sums[name] / weight
+            spread = name.removesuffix("running_mean") + "running_var"
+            variance = (sums[spread] / weight - mean.square()).clamp(min=0)
+            filled[name], filled[spread] = mean.to(filled[name].dtype), variance.to(filled[spread].dtype)
+        return replace(server, tensors=filled)

@@ -27,7 +27,7 @@ class Replace:
     def __call__(self, client: Client) -> Work[Tensors]:
         """Received and own tensors together, the own ones cut like the received."""
         received = client.received()
-        names = client.network.names
+        names = client.task.only or client.network.names
         own = client.own(frozenset(names) - received.keys())
         if client.task.where:
             own = client.network.units.take(own, client.task.where)

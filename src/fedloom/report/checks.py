@@ -47,7 +47,7 @@ def show_model(model: str, capacities: list[float], shape: str, classes: int, *,
     except ValueError:
         raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{shape}'") from None
     make = partial(build, model, channels=channels, classes=classes, size=height)
-    network = Network(make, (channels, height, width))
+    network = Network(make, (channels, height, width), classes)
     tensors, units = network.initial(0), network.units
     costs: list[dict[str, Any]] = []
     for capacity in capacities:

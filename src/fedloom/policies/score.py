@@ -1,0 +1,64 @@
+"""How important is a unit? Scores that a cut can choose by; a reading that gives one number a unit of every group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.registry import register
+from fedloom.types import Batch, Model, Tensors
+from fedloom.units import activations, gradients
+
+__all__ = ["Activation", "Gradient", "Magnitude"]
+
+
+@register("score", "activation", paper="FedDSE")
+@dataclass(frozen=True)
+class Activation:
+    """Mean magnitude of a unit's activation, over samples, positions and the points where its group is read."""
+
+    training: bool = True
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """Summed over the batch: the order of units is that of the mean."""
+        network = model.network
+        return activations(network.units, network.module, tensors, batch.x)
+
+
+@register("score", "gradient", paper="FedGSE")
+@dataclass(frozen=True)
+class Gradient:
+    """Magnitude of the loss's gradient by a unit's activation, summed over positions and points.
+
+    `labels` replaces the samples' own labels, for data that have none or whose labels are a client's guesses; then the
+    samples must come as one batch.
+    """
+
+    labels: Tensor | None = None
+    training: bool = True
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """The gradient is summed over the batch's samples before its magnitude is taken."""
+        network, labels = model.network, batch.y if self.labels is None else self.labels
+        return gradients(network.units, network.module, tensors, batch.x, labels, loss=F.cross_entropy)
+
+
+@register("score", "magnitude")
+@dataclass(frozen=True)
+class Magnitude:
+    """L1 norm of all weights that belong to a unit; looks at no data."""
+
+    training: bool = False
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """The same for every batch."""
+        units = model.network.units
+        row = torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=batch.x.device)
+        for name in sorted(units.parameters & units.axes.keys()):
+            for axis in units.axes[name]:
+                norms = tensors[name].abs().movedim(axis.dim, 0).flatten(1).sum(1).double()
+                row.index_add_(0, axis.unit.to(row.device) % len(row), norms)
+        return units.split(row[:-1])
