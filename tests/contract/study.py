@@ -22,6 +22,7 @@ BASE: dict[str, dict[str, Any]] = {
     "run": {"rounds": 3, "seed": 3, "checkpoint_every": 2},
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "depthfl": {"model": {"name": "cnn4", "widths": [4, 6, 8]}},
     "sketch_fednas": {"model": {"name": "tests.contract.sketches.fednas:SuperNet"}, "fleet": {"clients": 5}},
 }
 

@@ -132,13 +132,23 @@ def test_bytes_by_hand():
     assert wire.pack({"a": torch.tensor([1.0, 2.0])}) == frame
 
 
+MODEL = {
+    "w": torch.arange(6.0).reshape(2, 3),
+    "s": Sparse.of(torch.eye(5), torch.eye(5).bool(), partial=True),
+    "t": Ternary.of(torch.tensor([0.5, -0.5, 0.0])),
+}
 MESSAGE = Task(
-    3, 1, 0, "work",
-    {"model": {"w": torch.arange(6.0).reshape(2, 3), "s": Sparse.of(torch.eye(5), torch.eye(5).bool(), partial=True),
-               "t": Ternary.of(torch.tensor([0.5, -0.5, 0.0]))}},
-    {"first": torch.tensor([0, 2])}, {"mu": 0.5}, {4: Report({"w": torch.ones(1)}, 2.0)}, Train(lr=0.1),
-    (0, 1), Named("fedavg"), Named("lenet5", {"hidden": (3, 4)}),
-)  # fmt: skip
+    client=3,
+    round=1,
+    tensors={"model": MODEL},
+    where={"first": torch.tensor([0, 2])},
+    numbers={"mu": 0.5},
+    inbox={4: Report({"w": torch.ones(1)}, 2.0)},
+    train=Train(lr=0.1),
+    accepted=(0, 1),
+    method=Named("fedavg"),
+    model=Named("lenet5", {"hidden": (3, 4)}),
+)
 
 
 def test_a_task_comes_back_whole():

@@ -1,0 +1,57 @@
+"""Policies mix freely: what is shared, who trains and how the server moves are questions of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedloom.registry import find
+from tests.contract.study import final, rows
+from tests.methods.tiny import NORMED, begin, run, same, server_of, study_of, world
+
+FEDERATED = ["fedavg", "fedsgd", "fedprox", "fednova", "scaffold", "fedavgm", "fedadam", "fedyogi"]
+every_method = pytest.mark.parametrize("method", FEDERATED)
+
+
+@every_method
+def test_own_norm_layers_under_any_method(method, tmp_path):
+    place = world(method, **NORMED)
+    norms = place.network.norms
+    result = run(method, tmp_path, share={"name": "fedbn"}, **NORMED)
+    first, last = begin(place).tensors, server_of(result)
+    assert norms
+    same({name: last[name] for name in norms}, {name: first[name] for name in norms})
+    shared = set(first) - norms
+    assert all(not torch.equal(last[name], first[name]) for name in shared)
+    own = [{n for n in final(result) if n.startswith(f"client{client}/own/")} for client in range(3)]
+    assert all({name.partition("/own/")[2] for name in each} == norms for each in own)
+    assert rows(result)[-1]["global_accuracy"] is None
+    whole = run(method, tmp_path, **NORMED).rows("clients")[0]["parameters"]
+    assert result.rows("clients")[0]["parameters"] == whole - sum(first[name].numel() for name in norms)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedsgd"])
+def test_a_cut_under_methods_that_know_nothing_of_it(method, tmp_path):
+    fleet = {"name": "mixed", "clients": 3, "capacities": [0.25, 0.5]}
+    result = run(method, tmp_path, cut={"name": "prefix"}, fleet=fleet)
+    first, last = begin(world()).tensors, server_of(result)
+    hidden = "classifier.1.weight"
+    assert torch.equal(last[hidden][4:], first[hidden][4:]), "units that nobody holds never move"
+    assert not torch.equal(last[hidden][:4], first[hidden][:4])
+
+
+def test_fedbn_is_fedavg_that_shares_less(tmp_path):
+    same(final(run("fedbn", tmp_path, **NORMED)), final(run("fedavg", tmp_path, share={"name": "fedbn"}, **NORMED)))
+
+
+@every_method
+def test_part_of_the_clients(method, tmp_path):
+    result = run(method, tmp_path, select={"fraction": 0.67}, run={"rounds": 3})
+    asked = [entry for entry in result.rows("clients") if entry["job"] == "work"]
+    assert [sum(entry["round"] == round for entry in asked) for round in range(3)] == [2, 2, 2]
+
+
+@every_method
+def test_settings_of_the_preset_are_its_documented_ones(method):
+    assert study_of(method).method.fields == {}
+    assert find("method", method).__doc__
