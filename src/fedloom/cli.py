@@ -286,6 +286,7 @@ def top(
 
 def main() -> None:
     """Run the command line and end with its exit code: 0 done, 1 failed, 2 wrong input, 128 + n stopped by signal n."""
+    sys.path.insert(0, "")  # import paths of the user's own modules start where the command is run
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

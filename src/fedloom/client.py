@@ -93,38 +93,44 @@ class Client:
         chosen = torch.randperm(len(rows), generator=self.generator(purpose))[:count]
         return Samples(self.train.images, rows[chosen.to(rows.device)])
 
-    def plan(self, parts: Sequence[Samples] = (), variants: int = 1, train: Train | None = None) -> Plan:
+    def plan(
+        self, parts: Sequence[Samples] = (), variants: int = 1, train: Train | None = None, purpose: str = "fit"
+    ) -> Plan:
         """The batches of a fit: one of each part a step (default: the training part), drawn without replacement.
 
         A part that is named twice gives two different batches of it. An epoch is one pass over the first part; the
         others start again when they run out. With several variants, each step draws one of them. A last batch of one
-        sample joins the one before it: batch norm cannot train on a single sample.
+        sample joins the one before it: batch norm cannot train on a single sample. Two fits of one task that should
+        see different batches say what each is for.
         """
         parts = parts or (self.train,)
         if not min(len(part) for part in parts):
             raise ValueError(f"client {self.id} has no samples to train on")
-        train, generator = train or self.task.train, self.generator("plan")
+        train, generator = train or self.task.train, self.generator(f"plan {purpose}")
         uses = sum(part is parts[0] for part in parts)
         epoch = max(1, len(_cut(parts[0].rows, train.batch_size)) // uses)
         count = train.steps if train.steps is not None else train.epochs * epoch
-        streams = {id(part): _batches(part.rows, train.batch_size, generator) for part in parts}
+        shared = {id(part): sum(part is other for other in parts) for part in parts}
+        streams = {id(part): _batches(part.rows, train.batch_size, generator, shared[id(part)]) for part in parts}
         steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(count)]
         drawn = torch.randint(variants, (count,), generator=generator).tolist() if variants > 1 else [0] * count
-        return Plan(parts[0].images, steps, drawn, min(epoch, count), self._seed("fit"))
+        return Plan(parts[0].images, steps, drawn, min(epoch, count), self._seed(purpose))
 
     def _seed(self, purpose: str) -> int:
         return seed_of(self.seed, self.task.round, self.task.stage, self.id, purpose)
 
 
-def _batches(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _batches(rows: Tensor, size: int, generator: torch.Generator, uses: int = 1) -> Iterator[Tensor]:
     while True:
         order = torch.randperm(len(rows), generator=generator).to(rows.device)
-        yield from _cut(rows[order], size)
+        batches = _cut(rows[order], size)
+        # Batches of one step come from one permutation, so that they share no sample; with a single batch they must.
+        yield from batches[: max(uses, len(batches) // uses * uses)]
 
 
 def _cut(rows: Tensor, size: int) -> list[Tensor]:
     sizes = [size] * (len(rows) // size) + ([len(rows) % size] if len(rows) % size else [])
-    if len(sizes) > 1 and sizes[-1] == 1:
+    if size > 1 and len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [size + 1]
     return list(torch.split(rows, sizes))
 
@@ -132,8 +138,10 @@ def _cut(rows: Tensor, size: int) -> list[Tensor]:
 class States:
     """Versions of clients' private state. A version is proposed under a moment and counts once a task names it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = device
         self._versions: dict[int, dict[Moment, dict[str, Any] | Path]] = {}
+        self._written: set[str] = set()  # files that hold a version of ours; another run's leftovers do not count
 
     def load(self, client: int, accepted: Moment) -> dict[str, Any]:
         """The newest version that was accepted; newer ones belong to reports that never counted and are dropped."""
@@ -145,7 +153,7 @@ class States:
         newest = max(versions)
         version = versions[newest]
         if isinstance(version, Path):
-            version = versions[newest] = wire.load(version)
+            version = versions[newest] = wire.load(version, self.device)
         return dict(version)
 
     def propose(self, client: int, moment: Moment, state: dict[str, Any]) -> None:
@@ -165,13 +173,15 @@ class States:
                     del versions[moment]
             path = folder / f"client-{client}-{newest[0]}-{newest[1]}.safetensors"
             version = versions[newest]
-            if not path.exists():
+            if path.name not in self._written:
                 wire.save(version if isinstance(version, dict) else wire.load(version), path)
+            self._written.add(path.name)
             files[str(client)] = path.name
         return files
 
     def restore(self, folder: Path, files: Mapping[str, str]) -> None:
         """Take over what a checkpoint names; files are read when their client is next asked."""
+        self._written = set(files.values())
         for client, name in files.items():
             *_, round, stage = Path(name).stem.split("-")
             self._versions[int(client)] = {(int(round), int(stage)): folder / name}

@@ -91,7 +91,7 @@ def _load(kind: str, path: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
     try:
         item = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
         raise InputError(
             f"{kind} '{path}' cannot be imported: {error}; expected an import path package.module:Name"
         ) from error

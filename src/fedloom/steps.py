@@ -33,7 +33,7 @@ class SGD:
         """Move the tensors that have a gradient, in place."""
         weights, moves = [tensors[name] for name in grads], list(grads.values())
         if self.weight_decay:
-            torch._foreach_add_(moves, weights, alpha=self.weight_decay)
+            moves = list(torch._foreach_add(moves, weights, alpha=self.weight_decay))
         if self.momentum:
             buffers = [slots["momentum"][name] for name in grads]
             torch._foreach_mul_(buffers, self.momentum)
@@ -65,7 +65,7 @@ class Adam:
         if self.weight_decay and self.decoupled:
             torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
         elif self.weight_decay:
-            torch._foreach_add_(moves, weights, alpha=self.weight_decay)
+            moves = list(torch._foreach_add(moves, weights, alpha=self.weight_decay))
         first, second = ([slots[kind][name] for name in grads] for kind in ("first", "second"))
         torch._foreach_lerp_(first, moves, 1 - self.beta1)
         torch._foreach_mul_(second, self.beta2)
@@ -136,4 +136,5 @@ class Descent:
 def clip_(grads: Tensors, limit: float) -> None:
     """Scale all gradients together so that their joint norm is at most `limit` (as torch.nn.utils.clip_grad_norm_)."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads.values()]))
-    torch._foreach_mul_(list(grads.values()), (limit / (norm + 1e-6)).clamp(max=1.0))
+    scaled = torch._foreach_mul(list(grads.values()), (limit / (norm + 1e-6)).clamp(max=1.0))
+    grads.update(zip(list(grads), scaled, strict=True))

@@ -137,7 +137,7 @@ class Outcome:
             "peak_memory_bytes",
         )
         entry = {name: getattr(self, name) for name in costs}
-        return entry | {"parameters": sum(prod(value.shape) for value in sent)} | dict(numbers)
+        return dict(numbers) | entry | {"parameters": sum(prod(getattr(value, "shape", ())) for value in sent)}
 
 
 @dataclass(frozen=True, eq=False)

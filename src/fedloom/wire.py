@@ -8,9 +8,11 @@ without building it; on the disk it is a safetensors file that other tools open.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedloom.encoding import Sparse, Ternary
+from fedloom.errors import FedloomError
 
 __all__ = ["WireError", "known", "load", "pack", "save", "size", "unpack"]
 
@@ -31,7 +34,10 @@ TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16",
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TYPES}
 
 
-class WireError(ValueError):
+BROKEN = (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)  # of bytes
+
+
+class WireError(FedloomError, ValueError):
     """Bytes that are not a message: damaged, truncated, or of a kind that is not allowed."""
 
 
@@ -50,9 +56,9 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
     if isinstance(tree, PLAIN):
         return tree
     if isinstance(tree, Tensor):
-        return {"~tensor": keep(tree.detach(), path)}
+        return {"~tensor": keep(_sendable(tree.detach()), path)}
     if isinstance(tree, np.ndarray):
-        return {"~array": keep(torch.from_numpy(np.ascontiguousarray(tree)), path)}
+        return {"~array": keep(_sendable(torch.from_numpy(tree.copy(order="C"))), path)}
     if isinstance(tree, np.generic):
         return tree.item()
     if isinstance(tree, list):
@@ -70,6 +76,12 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
     )
 
 
+def _sendable(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in DTYPES.values():
+        raise TypeError(f"a tensor of {tensor.dtype} cannot travel; use one of {', '.join(DTYPES)}")
+    return tensor
+
+
 def _restore(skeleton: Any, tensors: Any) -> Any:
     if isinstance(skeleton, list):
         return [_restore(item, tensors) for item in skeleton]
@@ -82,7 +94,7 @@ def _restore(skeleton: Any, tensors: Any) -> Any:
     if tag == "~tensor":
         return tensors[body]
     if tag == "~array":
-        return tensors[body].numpy()
+        return tensors[body].cpu().numpy()
     if tag == "~tuple":
         return tuple(_restore(item, tensors) for item in body)
     if tag == "~dict":
@@ -113,7 +125,9 @@ def size(tree: Any) -> int:
 def pack(tree: Any) -> bytes:
     """A tree as one frame of bytes."""
     header, tensors = _frame(tree)
-    raw = (tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors)
+    flat = [tensor.cpu().contiguous().view(-1) for tensor in tensors]
+    # A tensor of at most one element is contiguous whatever its stride; seen as bytes it must be 1.
+    raw = (each.as_strided(each.shape, (1,)).view(torch.uint8).numpy().tobytes() for each in flat)
     return b"".join((struct.pack("<Q", len(header)), header, *raw))
 
 
@@ -126,7 +140,7 @@ def unpack(frame: bytes | bytearray | memoryview) -> Any:
         tensors, start = [], 8 + length
         for kind, shape in kinds:
             dtype = DTYPES[kind]
-            end = start + torch.Size(shape).numel() * dtype.itemsize
+            end = start + prod(shape) * dtype.itemsize
             if min([0, *shape]) < 0 or end > len(view):
                 raise WireError("a message is shorter than its header says")
             tensors.append(torch.frombuffer(bytearray(view[start:end]), dtype=dtype).reshape(shape) if end > start
@@ -137,7 +151,7 @@ def unpack(frame: bytes | bytearray | memoryview) -> Any:
         return _restore(skeleton, tensors)
     except WireError:
         raise
-    except (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+    except BROKEN as error:
         raise WireError(f"bytes that are not a message ({type(error).__name__}: {error})") from error
 
 
@@ -147,20 +161,24 @@ def save(tree: Any, path: Path) -> None:
 
     def keep(tensor: Tensor, path: str) -> str:
         # Its own memory: safetensors refuses tensors that share storage, as views of one parameter do.
+        while path in tensors:  # "a/b" and "a" over "b" read alike
+            path += "'"
         tensors[path] = tensor.cpu().contiguous().clone()
         return path
 
     skeleton = json.dumps(_flatten(tree, keep))
     partial = path.with_suffix(".partial")
     safetensors.torch.save_file(tensors, partial, metadata={"tree": skeleton})
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())  # a manifest may name it only once it is really there
     partial.replace(path)
 
 
-def load(path: Path) -> Any:
-    """Read what `save` wrote."""
+def load(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Read what `save` wrote, tensors onto a device."""
     try:
-        with safetensors.safe_open(path, "pt") as file:
+        with safetensors.safe_open(path, "pt", device=str(device)) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a file, not a dict)
             return _restore(json.loads(file.metadata()["tree"]), tensors)
-    except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, OSError, *BROKEN) as error:
         raise WireError(f"{path} cannot be read: {error}") from error

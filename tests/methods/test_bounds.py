@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from fedloom.errors import InputError
+from fedloom.types import Task
 from tests.contract.study import final, rows
 from tests.methods.tiny import NORMED, begin, close, descend, run, same, server_of, study_of, world
+
+
+def plain(row):
+    """Without bytes: a task names its batch size, and 10,000 is longer than 4."""
+    return {key: value for key, value in row.items() if "bytes" not in key}
 
 
 @pytest.mark.parametrize("model", [{}, NORMED])
@@ -15,7 +21,7 @@ def test_fedsgd_is_fedavg_with_one_step_over_everything(model, tmp_path):
     one = run("fedsgd", tmp_path, train={"batch_size": 4, "epochs": 3}, **model)
     two = run("fedavg", tmp_path, train={"batch_size": 10_000, "epochs": 1}, **model)
     same(server_of(one), server_of(two))
-    assert rows(one) == rows(two)
+    assert [plain(row) for row in rows(one)] == [plain(row) for row in rows(two)]
     assert {entry["steps"] for entry in one.rows("clients") if entry["job"] == "work"} == {1}
 
 
@@ -54,11 +60,10 @@ def test_local_clients_that_are_not_chosen_stay(tmp_path):
     assert sum(name.startswith("client") for name in final(result)) == 4, "one client's four tensors"
 
 
-@pytest.mark.parametrize("slot", [{"cut": {"name": "prefix"}}, {"merge": {"name": "adaptive"}}])
-def test_local_refuses_what_it_would_ignore(slot):
-    """Under a cut it even passes as a method for weak devices, and trains the whole model on them."""
+def test_local_refuses_a_cut_that_it_would_ignore():
+    """It passes as a method for weak devices, and trains the whole model on them."""
     with pytest.raises(InputError, match="local"):
-        study_of("local", **slot)
+        study_of("local", cut={"name": "prefix"})
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -77,23 +82,17 @@ def test_central_is_plain_descent_on_all_data(epochs, tmp_path):
 
 def test_central_sees_the_training_parts_only(tmp_path):
     place = world("central", data={"validation": 0.25, "public": 10})
-    seen = place.client(begin(place) and _task(), {}).train.rows
+    seen = place.client(Task(0, 0), {}).train.rows
     held_back = torch.from_numpy(place.split.validation.rows)
     assert len(seen) == place.split.train.sizes.sum() < 110
     assert not set(seen.tolist()) & (set(held_back.tolist()) | set(place.split.public.tolist()))
-
-
-def _task():
-    from fedloom.types import Task
-
-    return Task(0, 0)
 
 
 def test_central_does_not_depend_on_the_partition(tmp_path):
     """Up to the order of the pooled rows: the same pictures, the same number of steps."""
     counts = []
     for name in ("iid", "classes:2"):
-        place = world("central", partition={"name": name})
+        place = world("central", partition={"name": name}, fleet={"clients": 5})
         counts.append(sorted(place.split.train.rows.tolist()))
     assert counts[0] == counts[1]
 

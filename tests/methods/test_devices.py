@@ -10,10 +10,12 @@ import pytest
 
 from fedloom import cli
 from fedloom.errors import InputError, RunError
+from fedloom.runs.start import resume
 from tests.contract.study import final, rows
 from tests.methods.tiny import run, same, sections_of, world
 
 IDLE = "tests.methods.tiny:Idle"
+QUICK = {"partition": {"name": "iid"}, "evaluate": {"every": 20}}
 
 
 def work(result):
@@ -69,17 +71,9 @@ def test_what_is_late_is_not_merged(tmp_path):
     assert rows(result)[0]["train_loss"] == fast["loss"]
 
 
-def test_a_dropped_client_keeps_the_server_waiting(tmp_path):
-    """The server cannot know that a report will never come: with a deadline, it waits that long."""
-    fleet = {"clients": 20, "dropout": 0.3, "deadline": 5.0}
-    result = run(IDLE, tmp_path, fleet=fleet, run={"rounds": 3}, engine={"quorum": 0.1})
-    assert all(row["failures"] for row in rows(result))
-    assert [row["virtual_seconds"] for row in result.rows("metrics")] == [5.0] * 3
-
-
 def test_dropout_is_as_frequent_as_said(tmp_path):
     fleet = {"clients": 50, "dropout": 0.2}
-    result = run(IDLE, tmp_path, fleet=fleet, run={"rounds": 20}, evaluate={"every": 20})
+    result = run(IDLE, tmp_path, fleet=fleet, run={"rounds": 20}, **QUICK)
     found = work(result)
     assert len(found) == 50 * 20
     dropped = np.array([entry["failed"] == "dropped" for entry in found])
@@ -92,7 +86,7 @@ def test_dropout_is_as_frequent_as_said(tmp_path):
 
 def test_availability_is_as_frequent_as_said(tmp_path):
     fleet = {"clients": 50, "availability": 0.7}
-    result = run(IDLE, tmp_path, fleet=fleet, run={"rounds": 20}, evaluate={"every": 20})
+    result = run(IDLE, tmp_path, fleet=fleet, run={"rounds": 20}, **QUICK)
     asked = len(work(result))
     assert abs(asked / 1000 - 0.7) < 4 * np.sqrt(0.7 * 0.3 / 1000)
     assert result.summary["failures"] == 0, "who is not available was never asked"
@@ -113,8 +107,8 @@ def test_weak_devices_are_refused_unless_told(tmp_path):
 def test_weak_devices_excluded(tmp_path):
     result = run("fedavg", tmp_path, fleet={"name": "high", "clients": 5, "weak": "exclude"})
     assert {entry["client"] for entry in work(result)} == {0}
-    asked = {entry["client"] for entry in result.rows("clients")}
-    assert asked <= {0}, "only work is in the ledger; all five are evaluated"
+    evaluated = {entry["client"] for entry in result.rows("clients") if entry["job"] == "evaluate"}
+    assert evaluated == set(range(5)), "they are users all the same"
     with pytest.raises(InputError, match="no device that can train the whole model"):
         run("fedavg", tmp_path, fleet={"name": "low", "clients": 5, "weak": "exclude"})
 
@@ -135,12 +129,6 @@ def test_capacities_of_a_mixed_fleet_must_be_some():
     for wrong in ([], [0.0], [1.5]):
         with pytest.raises(InputError, match="capacities"):
             _ = world(fleet={"name": "mixed", "clients": 3, "capacities": wrong}).columns
-
-
-def test_a_bound_is_not_limited_by_the_devices(tmp_path):
-    """`compare fedavg central --fleet high`: all data in one place needs no client's device."""
-    result = run("central", tmp_path, fleet={"name": "low", "clients": 3, "weak": "exclude"})
-    assert result.summary["failures"] == 0
 
 
 @pytest.fixture
@@ -176,8 +164,6 @@ def test_a_lost_quorum_ends_with_a_sentence_and_can_be_resumed(command, monkeypa
     assert code == 0, err
     whole = run(IDLE, tmp_path, **changes)
     assert json.loads(out.splitlines()[-1])["rounds"] == 4
-    from fedloom.runs.start import resume
-
     again = resume(folder)
     assert rows(again) == rows(whole)
     same({n: t.nan_to_num(-1) for n, t in final(again).items() if "seconds" not in n},

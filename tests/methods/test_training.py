@@ -11,7 +11,7 @@ import torch
 
 from fedloom import cli
 from fedloom.engine.local import Local
-from tests.methods.tiny import begin, close, descend, far, run, same, server_of, world
+from tests.methods.tiny import begin, close, descend, far, run, server_of, world
 
 LR = 0.4
 
@@ -44,13 +44,14 @@ def rates(monkeypatch):
 ])  # fmt: skip
 def test_schedules_reach_the_clients(schedule, expected, rates, tmp_path):
     run("fedavg", tmp_path, train={"lr": LR, **schedule}, run={"rounds": 4}, data={"limit": 30})
-    assert [rates[round] for round in range(4)] == [{pytest.approx(rate, abs=1e-15)} for rate in expected]
+    assert [len(rates[round]) for round in range(4)] == [1] * 4
+    assert [min(rates[round]) for round in range(4)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_rate_of_the_round_is_the_one_used(tmp_path):
     once = run("fedavg", tmp_path, run={"rounds": 1})
     then_none = {"schedule": "step", "milestones": [1], "decay": 0.0}
-    same(server_of(once), server_of(run("fedavg", tmp_path, train=then_none, run={"rounds": 3})))
+    close(server_of(once), server_of(run("fedavg", tmp_path, train=then_none, run={"rounds": 3})))
 
 
 def test_scaffold_survives_a_rate_of_zero(tmp_path):

@@ -20,22 +20,22 @@ from fedloom.runs.result import Result
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import World, world_of
 from fedloom.types import Report, Server, Task, Train
-from tests.contract.study import final
+from tests.contract.study import final, rows
 
 Tensors = dict[str, Tensor]
 BASE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "limit": 120, "validation": 0.0},
     "model": {"name": "mlp", "hidden": [8]},
-    "partition": {"name": "dirichlet:1.0"},
+    "partition": {"name": "dirichlet:0.5"},
     "fleet": {"clients": 3},
     "train": {"lr": 0.1, "batch_size": 16},
     "engine": {"name": "local", "precision": "float64"},
     "run": {"rounds": 2, "seed": 1},
 }
-NORMED = {"model": {"name": "lenet5_bn", "hidden": None}}
+NORMED = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}}
 
 
-def sections_of(method: str, out: Path | str = "unused", **changes: Mapping[str, Any]) -> dict[str, Any]:
+def sections_of(method: str, out: Path | str = "unused", /, **changes: Mapping[str, Any]) -> dict[str, Any]:
     """The base study with changes; a value of None takes a setting away."""
     sections = {name: dict(values) for name, values in BASE.items()}
     for name, values in changes.items():
@@ -45,15 +45,15 @@ def sections_of(method: str, out: Path | str = "unused", **changes: Mapping[str,
     return {s: {key: value for key, value in v.items() if value is not None} for s, v in sections.items()}
 
 
-def study_of(method: str, out: Path | str = "unused", **changes: Mapping[str, Any]) -> Study:
+def study_of(method: str, out: Path | str = "unused", /, **changes: Mapping[str, Any]) -> Study:
     return resolve(sections_of(method, out, **changes))
 
 
-def world(method: str = "fedavg", **changes: Mapping[str, Any]) -> World:
+def world(method: str = "fedavg", /, **changes: Mapping[str, Any]) -> World:
     return world_of(study_of(method, **changes).model_dump_json())
 
 
-def run(method: str, out: Path, **changes: Mapping[str, Any]) -> Result:
+def run(method: str, out: Path, /, **changes: Mapping[str, Any]) -> Result:
     return start.start(study_of(method, out, **changes))
 
 
@@ -104,6 +104,11 @@ def same(one: Tensors, two: Tensors) -> None:
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, two[name]), name
+
+
+def numbers(result: Result) -> list[dict[str, Any]]:
+    """The metric rows without bytes: a task names its method and settings, and some names are longer."""
+    return [{key: value for key, value in row.items() if "bytes" not in key} for row in rows(result)]
 
 
 def far(one: Tensors, two: Tensors) -> float:

@@ -22,7 +22,8 @@ class Local:
     """All clients in this process, as many at a time as the trainer likes."""
 
     def __init__(self, factory: Callable[[], Workplace], workers: int = 1) -> None:
-        self.place, self.states = factory(), States()
+        self.place = factory()
+        self.states = States(self.place.network.device)
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""

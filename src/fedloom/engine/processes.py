@@ -72,44 +72,56 @@ class Processes(Local):
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks; at most a few tasks a worker are under way."""
-        waiting, number, deaths = enumerate(tasks), 0, 0
+        waiting, number, given, deaths = enumerate(tasks), 0, 0, 0
         again: deque[tuple[int, Task]] = deque()
         done: dict[int, Outcome] = {}
-        while True:
-            for worker in sorted(self._workers, key=lambda each: len(each.tasks)):
-                while len(worker.tasks) < AHEAD and len(done) < 4 * len(self._workers):
-                    following = again.popleft() if again else next(waiting, None)
+        try:
+            while True:
+                while number in done:
+                    outcome = done.pop(number)
+                    if outcome.state is not None:
+                        self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
+                    yield outcome
+                    number += 1
+                while len((worker := min(self._workers, key=lambda each: len(each.tasks))).tasks) < AHEAD:
+                    # What is given again is what everybody waits for: no window holds it back.
+                    fresh = not again and given < number + 4 * len(self._workers)
+                    following = again.popleft() if again else next(waiting, None) if fresh else None
                     if following is None:
                         break
-                    self._send(worker, *following)
-            while number in done:
-                outcome = done.pop(number)
-                if outcome.state is not None:
-                    self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
-                yield outcome
-                number += 1
-            busy = {worker.pipe: worker for worker in self._workers if worker.tasks}
-            if not busy and not again:
-                if not done:
+                    given = max(given, following[0] + 1)
+                    try:
+                        self._send(worker, *following)
+                    except OSError:  # it died while idle: nothing of it is lost
+                        deaths = self._bury(worker, deaths)
+                        again.extend([*worker.tasks, following] if following not in worker.tasks else worker.tasks)
+                busy = {worker.pipe: worker for worker in self._workers if worker.tasks}
+                if not busy:
                     return
-                continue
-            for pipe in wait(list(busy)):
-                worker = busy[pipe]
-                try:
-                    place, _ = worker.tasks[0]
-                    done[place] = wire.unpack(worker.pipe.recv_bytes())
-                    worker.tasks.popleft()
-                except (EOFError, OSError):
-                    deaths += 1
-                    if deaths > 3 * len(self._workers):
-                        raise RunError("worker processes keep dying; run with --engine local to see why") from None
-                    place, task = worker.tasks.popleft()
-                    message = "its worker process died"
-                    failure = Failure(task.client, task.round, task.stage, "lost", message)
-                    done[place] = Outcome(task.client, task.round, task.stage, task.job, failure=failure)
-                    again.extend(worker.tasks)
-                    worker.pipe.close()
-                    self._workers[self._workers.index(worker)] = _Worker(self._factory)
+                for pipe in wait(list(busy)):
+                    worker = busy[pipe]
+                    try:
+                        done[worker.tasks[0][0]] = wire.unpack(worker.pipe.recv_bytes())
+                        worker.tasks.popleft()
+                    except (EOFError, OSError):
+                        place, task = worker.tasks.popleft()
+                        failure = Failure(task.client, task.round, task.stage, "lost", "its worker process died")
+                        done[place] = Outcome(task.client, task.round, task.stage, task.job, failure=failure)
+                        again.extend(worker.tasks)
+                        deaths = self._bury(worker, deaths)
+        finally:
+            # Left early: what is still under way would answer for the next run's tasks.
+            for worker in [worker for worker in self._workers if worker.tasks]:
+                self._bury(worker, 0)
+
+    def _bury(self, worker: _Worker, deaths: int) -> int:
+        if deaths >= 3 * len(self._workers):
+            raise RunError("worker processes keep dying; run with --engine local to see why") from None
+        worker.pipe.close()
+        worker.process.kill()
+        worker.process.join()
+        self._workers[self._workers.index(worker)] = _Worker(self._factory)
+        return deaths + 1
 
     def _send(self, worker: _Worker, number: int, task: Task) -> None:
         if task.base is not None and not _same(task.base, self._base[0]):

@@ -54,7 +54,7 @@ class _Job:
 
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
-        self.start, self.download_bytes, self.macs = perf_counter(), 0, 0
+        self.start, self.download_bytes, self.upload_bytes, self.macs = perf_counter(), 0, 0, 0
         self.peak: int | None = None
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
@@ -91,7 +91,10 @@ class _Job:
         report = yield from self.place.jobs[task.job](client, task)
         if self.place.filter is not None and task.job == "work":
             report = self.place.filter(client, report)
-        return replace(report, client=task.client)
+        report = replace(report, client=task.client)
+        self.upload_bytes = wire.size(report)  # here, so that what cannot travel fails as this client
+        wire.size(self.state)
+        return report
 
     def _failed(self, error: Exception) -> Failure:
         late = isinstance(error, TimeoutError)
@@ -105,7 +108,7 @@ class _Job:
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
-            self.download_bytes, wire.size(self.report) if self.report else 0, self.macs, perf_counter() - self.start,
+            self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
             self.peak,
         )  # fmt: skip
 

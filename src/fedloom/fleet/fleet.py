@@ -79,9 +79,9 @@ class Fleet:
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
         chance = self.columns.get("availability", np.ones(self.size))
         drawn = self.generator("availability").random(self.size) if chance.min() < 1 else np.zeros(self.size)
-        self.available = np.flatnonzero((drawn < chance) & ~self.columns.get("excluded", np.zeros(self.size, bool)))
-        if not len(self.available):
-            raise RunError(f"round {round + 1}: no client is available; raise fleet.availability or fleet.clients")
+        late = np.where(self.columns.get("excluded", np.zeros(self.size, bool)), np.inf, drawn / chance)
+        # A round that would begin with nobody waits for the first who comes.
+        self.available = np.flatnonzero(late < max(1.0, np.nextafter(late.min(), np.inf)))
 
     def commit(self) -> None:
         """The round counts: its news become columns."""
@@ -155,7 +155,11 @@ class Fleet:
                     outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
                 )
                 continue
-            if reason := self._nonsense(report):
+            try:
+                reason = self._nonsense(report)
+            except Exception as error:  # noqa: BLE001 (whatever a report is made of)
+                reason = f"it cannot be read: {type(error).__name__}: {error}"
+            if reason:
                 self._fail(outcome, "nonsense", reason)
                 continue
             seconds = seconds_of(outcome, self.columns) if "speed" in self.columns else outcome.seconds
@@ -173,7 +177,7 @@ class Fleet:
             yield report
         self.elapsed += slowest
         asked = answered + len(self.failed) - before
-        if answered < ceil(needed * asked):
+        if answered < ceil(needed * asked - 1e-9):
             last = self.failed[-1]
             raise RunError(
                 f"round {self.round + 1}: {answered} of {asked} clients reported, the quorum is {needed:.0%}; "
@@ -182,6 +186,12 @@ class Fleet:
 
     def _nonsense(self, report: Report) -> str:
         """Why a report cannot be used; empty if it can."""
+        if report.where:
+            self.network.units.keep(report.where)
+        if report.classes is not None:
+            rows = next(self.network.shapes()[name][0] for name in self.network.units.output)
+            if not ((report.classes >= 0) & (report.classes < rows)).all():
+                return "it votes for classes that do not exist"
         shapes = self.network.shapes(report.where)
         finite = []
         for name, value in (
@@ -197,4 +207,6 @@ class Fleet:
             return "a tensor is not finite"
         if not all(np.isfinite(number) for number in (report.weight, *report.numbers.values())):
             return "a number is not finite"
+        if report.weight < 0:
+            return f"its weight is {report.weight}"
         return ""

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Gt
 
 from fedloom.client import Client
-from fedloom.encoding import dense
+from fedloom.encoding import Sparse, dense, mask_of
 from fedloom.registry import register
 from fedloom.types import Report
 
@@ -40,12 +40,16 @@ class Clip:
             sent = client.network.units.take(sent, report.where)
         names = [name for name in report.tensors if name in sent and name not in client.network.buffers]
         moves = {name: dense(report.tensors[name]) - sent[name] for name in names}
+        masks = {name: mask for name in names if (mask := mask_of(report.tensors[name])) is not None}
+        moves |= {name: moves[name] * mask for name, mask in masks.items()}
         length = torch.stack([torch.linalg.vector_norm(move) for move in moves.values()]).norm()
-        generator = client.generator("noise")
         shrink = (self.norm / length.clamp(min=1e-12)).clamp(max=1.0)
-        noisy = {name: sent[name] + move * shrink for name, move in moves.items()}
-        if self.noise:
-            for name, tensor in noisy.items():
+        generator, left = client.generator("noise"), dict(report.tensors)
+        for name, move in moves.items():
+            tensor = sent[name] + move * shrink
+            if self.noise:
                 drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-                noisy[name] = tensor + (drawn * self.noise * self.norm).to(tensor)
-        return replace(report, tensors={**report.tensors, **noisy})
+                tensor = tensor + (drawn * self.noise * self.norm).to(tensor)
+            # What was not there before, and so does not vote, is not there afterwards.
+            left[name] = Sparse.of(tensor, masks[name], partial=True) if name in masks else tensor
+        return replace(report, tensors=left)

@@ -1,0 +1,193 @@
+"""Wrong input: one sentence that says what, where, got, allowed and did-you-mean; exit code 2; no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from tests.cli.conftest import SMALL
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    (["run", "fedavgg"], ["method 'fedavgg'", "scaffold", "Did you mean 'fedavg'?"]),
+    (["run", "fedavg", "--set", "train.lrr=0.1"], ["'lrr' in [train]", "batch_size", "Did you mean 'lr'?"]),
+    (["run", "fedavg", "--set", "trian.lr=0.1"], ["section in --set 'trian'", "Did you mean 'train'?"]),
+    (["run", "fedavg", "--set", "train.lr=fast"], ["train.lr is wrong", "number", "got 'fast'"]),
+    (["run", "fedavg", "--set", "train.lr=-1"], ["train.lr is wrong", "greater than 0", "got -1"]),
+    (["run", "fedavg", "--set", "train.epochs=1.5"], ["train.epochs is wrong", "integer", "got 1.5"]),
+    (["run", "fedavg", "--set", "train.optimizer=adm"], ["train.optimizer is wrong", "'adam'", "got 'adm'"]),
+    (["run", "fedavg", "--set", "train"], ["--set takes section.key=value", "got 'train'"]),
+    (["run", "fedprox", "--set", "method.mue=1"], ["method 'fedprox'", "'mue'", "Did you mean 'mu'?"]),
+    (["run", "fedprox", "--set", "method.mu=-1"], ["mu of method 'fedprox' is wrong", "got -1"]),
+    (["run", "fednova", "--set", "cut.name=prefix"], ["fednova cannot run under a cut", "use fedavg"]),
+    (["run", "fedavg", "--clients", "0"], ["clients is wrong", "greater than or equal to 1", "got 0"]),
+    (["run", "fedavg", "--rounds", "0"], ["rounds is wrong", "got 0"]),
+    (["run", "fedavg", "--dataset", "digit"], ["dataset 'digit'", "Did you mean 'digits'?"]),
+    (["run", "fedavg", "--dataset", "none.npz"], ["none.npz", "does not exist"]),
+    (["run", "fedavg", "--model", "lenet"], ["model 'lenet'", "Did you mean 'lenet5'?"]),
+    (["run", "fedavg", "--select", "unifrom"], ["select 'unifrom'", "Did you mean 'uniform'?"]),
+    (["run", "fedavg", "--share", "nothing"], ["share 'nothing'", "fedbn"]),
+    (["run", "fedavg", "--fleet", "hihg"], ["fleet 'hihg'", "Did you mean 'high'?"]),
+    (["run", "fedavg", "--fleet", "low"], ["fedavg sends whole models", "10 of 10 devices", "exclude", "ignore"]),
+    (["run", "fedavg", "--partition", "dirichlet"], ["partition 'dirichlet' needs a value", "alpha"]),
+    (["run", "fedavg", "--partition", "clases:2"], ["partition 'clases'", "Did you mean 'classes'?"]),
+    (["run", "fedavg", "--partition", "classes:11"], ["per_client", "at most the 10 classes", "got 11"]),
+    (["run", "fedavg", "--partition", "domain"], ["digits"]),
+    (["run", "fedavg", "--clients", "5000"], ["1438 training images", "at most 1438 clients"]),
+    (["run", "fedavg", "--engine", "locl"], ["engine.name is wrong", "'local'", "got 'locl'"]),
+    (["run", "fedavg", "--device", "cuda"], ["no CUDA device"]),
+    (["run", "fedavg", "fedprox"], ["run takes one method", "fedloom compare"]),
+    (["run", "a.toml", "b.toml"], ["at most one study file"]),
+    (["run", "none.toml"], ["none.toml cannot be read", "No such file"]),
+    (["compare"], ["needs at least one method"]),
+    (["compare", "fedavg", "--baseline", "fedprox"], ["baseline 'fedprox'", "fedavg"]),
+    (["compare", "fedavg", "fedavgg"], ["method 'fedavgg'", "Did you mean 'fedavg'?"]),
+    (["list", "metods"], ["'metods'", "Did you mean 'methods'?"]),
+    (["inspect", "mlpp"], ["model 'mlpp'", "Did you mean 'mlp'?"]),
+    (["inspect", "mlp", "--capacity", "2"], ["capacity must be in (0, 1]", "got 2"]),
+    (["inspect", "mlp", "--shape", "3x32"], ["3x32x32", "got '3x32'"]),
+    (["partition", "digits", "--partition", "classes:11"], ["at most the 10 classes"]),
+    (["partition", "digits", "--validation", "1.5"], ["validation", "1.5"]),
+    (["resume", "nowhere"], ["nowhere is not the folder of a run"]),
+    (["export", "nowhere", "model.pt"], ["nowhere is not the folder of a run"]),
+    (["export", "nowhere", "model.bin"], ["'.bin'", ".safetensors"]),
+    (["reproduce", "nothing-like-it"], ["nothing-like-it"]),
+    (["reproduce", "none.toml"], ["none.toml cannot be read"]),
+    (["reproduce"], ["reproduce --list"]),
+    (["check", "none.toml"], ["none.toml cannot be read"]),
+    (["bench", "refrence"], ["bench 'refrence'", "Did you mean 'reference'?"]),
+], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None)  # fmt: skip
+def test_one_sentence(command, tmp_path, words, parts):
+    sentence = command(*words).sentence()
+    for part in parts:
+        assert part in sentence
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    (["run", "fedavg", "--round", "3"], ["--round", "--rounds"]),
+    (["run", "--nothing"], ["--nothing"]),
+    (["run", "fedavg", "--clients", "many"], ["--clients", "'many'"]),
+    (["runn", "fedavg"], ["'runn'", "'run'"]),
+    (["compare", "fedavg", "--seeds", "0"], ["--seeds", "0"]),
+    (["inspect"], ["MODEL"]),
+])  # fmt: skip
+def test_wrong_options_are_one_sentence_too(command, words, parts):
+    sentence = command(*words).sentence()
+    for part in parts:
+        assert part in sentence
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    ("[train]\nlerning = 1\n", ["'lerning' in [train]", "allowed: lr,"]),
+    ("[trane]\nlr = 1\n", ["section [trane]", "Did you mean 'train'?"]),
+    ("[train]\nlr = 'fast'\n", ["train.lr", "got 'fast'"]),
+    ("[method]\nname = 3\n", ["method.name", "string", "got 3"]),
+    ("train = 3\n", ["train", "got 3"]),
+    ("[train\n", ["not TOML", "line 1"]),
+    ("\x00", ["not TOML"]),
+    ("[data]\nname = 'none.npz'\n", ["none.npz", "does not exist"]),
+])  # fmt: skip
+@pytest.mark.parametrize("verb", ["run", "check", "compare"])
+def test_wrong_study_files(command, tmp_path, verb, text, parts):
+    (tmp_path / "study.toml").write_text(text)
+    ended = command(verb, "study.toml", *(["fedavg"] if verb == "compare" else []))
+    sentence = ended.sentence()
+    for part in parts:
+        assert part in sentence
+    assert "study.toml" in sentence or "none.npz" in sentence, "say which file"
+
+
+@pytest.mark.parametrize("verb", ["run", "check", "reproduce"])
+def test_study_files_that_are_no_files(command, tmp_path, verb):
+    (tmp_path / "folder.toml").mkdir()
+    assert "Is a directory" in command(verb, "folder.toml").sentence()
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert "binary.toml is not TOML" in command(verb, "binary.toml").sentence()
+
+
+def test_two_errors_at_once_are_two_sentences(command, tmp_path):
+    (tmp_path / "study.toml").write_text(
+        "[train]\nlrr = 1\nepochs = 0\n[method]\nname = 'fedavgg'\n[model]\nname = 'mlp'\nhiden = [3]\n"
+        "[partition]\nname = 'clases:2'\n[nothing]\n"
+    )
+    for verb in ("run", "check"):
+        ended = command(verb, "study.toml")
+        assert ended.code == 2
+        lines = ended.err.splitlines()
+        assert all(line.startswith("fedloom: ") for line in lines)
+        for part in ("'lrr'", "train.epochs", "'fedavgg'", "'hiden'", "'clases'", "[nothing]"):
+            assert sum(part in line for line in lines) == 1, part
+
+
+def test_two_errors_of_one_kind_are_two_sentences(command):
+    ended = command("run", "fedavgg", "--set", "partition.name=clases:2", "--dataset", "digit")
+    assert ended.code == 2
+    assert len(ended.err.splitlines()) == 3
+    ended = command("run", "--set", "train.lrr=1", "--set", "run.rounds=0")
+    assert len(ended.err.splitlines()) == 2
+    ended = command("compare", "fedavgg", "fedproxx")
+    assert len(ended.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("words", [["run"], ["compare"]])
+def test_out_that_is_a_file(command, tmp_path, words):
+    (tmp_path / "taken").write_text("mine")
+    assert "taken" in command(*words, "fedavg", *SMALL, "--rounds", 1, "--out", "taken").sentence()
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_pictures_that_cannot_be_drawn(command):
+    for name, part in (("split.foo", "png"), (".", "folder")):
+        ended = command("partition", "digits", "--picture", name)
+        assert ended.code == 2, name
+        assert part in ended.err
+
+
+def test_capacities_that_are_none(command):
+    words = ["--fleet", "mixed", "--set", "fleet.capacities=[]"]
+    assert "capacities" in command("run", "fedavg", *SMALL, *words).sentence()
+
+
+def test_an_engine_that_is_not_there_leaves_no_run(command, tmp_path):
+    assert "ray" in command("run", "fedavg", *SMALL[:4], "--engine", "ray", "--out", "out").sentence()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_data_set_is_a_fast_sentence_that_helps(command, tmp_path, monkeypatch):
+    """No folder, no cache, no network."""
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    begin = time.monotonic()
+    for folder, where in ((None, "$FEDLOOM_DATA/mnist"), ("", "$FEDLOOM_DATA/mnist"), (".", "mnist")):
+        if folder is not None:
+            monkeypatch.setenv("FEDLOOM_DATA", folder)
+        sentence = command("run", "fedavg", "--dataset", "mnist").sentence()
+        for part in ("'mnist' is not here", "mnist.npz", where):
+            assert part in sentence
+    monkeypatch.setenv("FEDLOOM_DATA", "nowhere")
+    assert "FEDLOOM_DATA is 'nowhere', which is not a folder" in command("check", _study(tmp_path)).sentence()
+    assert time.monotonic() - begin < 5
+
+
+def _study(folder):
+    path = folder / "mnist.toml"
+    path.write_text("[data]\nname = 'mnist'\n")
+    assert tomllib.loads(path.read_text())
+    return path
+
+
+def test_the_real_command_line_too(tmp_path):
+    """In a process of its own: exit code, streams, and that help is quick to come by."""
+    words = [sys.executable, "-m", "fedloom.cli", "run", "fedavgg"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("fedloom: unknown method 'fedavgg'")
+    assert len(ended.stderr.splitlines()) == 1

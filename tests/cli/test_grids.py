@@ -1,0 +1,284 @@
+"""Grids of runs: comparisons and published tables, resumable cell by cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedloom.engine.local import Local
+from fedloom.report import grids
+from tests.cli.conftest import SMALL
+
+GRID = ["compare", "fedavg", "fedprox", *SMALL, "--rounds", 3, "--seeds", 2, "--out", "out", "--json"]
+TIMES = ("seconds_per_round", "seconds")
+
+
+def numbers(content):
+    """What no clock measured."""
+    return {method: {k: v for k, v in found.items() if k not in TIMES} for method, found in content["methods"].items()}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The tasks that were really run: (method, seed, round, client)."""
+    seen, plain = [], Local.run
+
+    def record(self, tasks):
+        for outcome in plain(self, tasks):
+            if outcome.job == "work":
+                study = self.place.study
+                seen.append((study.method.name, study.run.seed, outcome.round, outcome.client))
+            yield outcome
+
+    monkeypatch.setattr(Local, "run", record)
+    return seen
+
+
+def test_compare_shows_and_leaves_its_numbers(command, tmp_path, counted):
+    ended = command(*GRID)
+    assert ended.code == 0, ended.err
+    content = ended.last
+    assert content["seeds"] == [0, 1]
+    assert list(content["methods"]) == ["fedavg", "fedprox"]
+    assert all(len(found["global_accuracy"]) == 2 for found in content["methods"].values())
+    assert json.loads((tmp_path / "out" / "table.json").read_text()) == content
+    assert "| fedprox |" in (tmp_path / "out" / "table.md").read_text()
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {
+        "fedavg-0", "fedavg-1", "fedprox-0", "fedprox-1",
+    }  # fmt: skip
+    first = [json.loads((tmp_path / "out" / f"fedavg-{seed}" / "summary.json").read_text()) for seed in range(2)]
+    assert content["methods"]["fedavg"]["global_accuracy"] == [summary["global_accuracy"] for summary in first]
+    done = len(counted)
+    assert done == 2 * 2 * 3 * 2
+    assert numbers(command(*GRID).last) == numbers(content)
+    assert len(counted) == done, "a finished grid is only shown"
+
+
+@pytest.mark.parametrize("at", [0, 3, 6, 9, 11])
+def test_an_interrupted_grid_goes_on(command, tmp_path, counted, monkeypatch, at):
+    """Ctrl-C in the middle of a cell, twice; nothing that was checkpointed is run twice."""
+    whole = command(*[word if word != "out" else "whole" for word in GRID]).last
+    counted.clear()
+    plain, left = Local.run, [at]
+
+    def stop(self, tasks):
+        for number, outcome in enumerate(plain(self, tasks)):
+            if outcome.job == "work" and number == 1:
+                left[0] -= 1
+                if left[0] == -1:
+                    os.kill(os.getpid(), signal.SIGINT)
+            yield outcome
+
+    monkeypatch.setattr(Local, "run", stop)
+    ended = command(*GRID)
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+    assert len(ended.err.splitlines()[-1]) > 10, "it says how to go on"
+    broken = len(counted)
+    content = command(*GRID).last
+    assert numbers(content) == numbers(whole)
+    repeated = len(counted) - len(set(counted))
+    assert broken >= 1
+    assert repeated <= 2, "at most the round that was under way"
+
+
+def test_an_interrupt_between_cells(command, tmp_path, counted, monkeypatch):
+    whole = command(*[word if word != "out" else "whole" for word in GRID]).last
+    counted.clear()
+    plain = grids.announced
+
+    def stop(cell, number, count):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        return plain(cell, number, count)
+
+    monkeypatch.setattr(grids, "announced", stop)
+    ended = command(*GRID)
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+    monkeypatch.setattr(grids, "announced", plain)
+    assert numbers(command(*GRID).last) == numbers(whole)
+    assert len(counted) == len(set(counted)) == 24
+
+
+@pytest.mark.slow
+def test_a_real_interrupt_of_a_real_process(command, tmp_path):
+    words = [word if word != 3 else 60 for word in GRID]
+    whole = command(*[word if word != "out" else "whole" for word in words]).last
+    line = [sys.executable, "-m", "fedloom.cli", *map(str, words)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not (tmp_path / "out" / "fedavg-1" / "checkpoint.json").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert numbers(command(*words).last) == numbers(whole)
+
+
+def test_another_grid_into_the_same_folder_is_not_the_old_one(command):
+    """Cells are found by name; what they were run with must be what is asked for now."""
+    first = command("compare", "fedavg", *SMALL, "--rounds", 1, "--out", "out", "--json")
+    assert first.code == 0
+    second = command("compare", "fedavg", *SMALL, "--rounds", 4, "--set", "train.lr=0.5", "--out", "out", "--json")
+    if second.code == 2:
+        assert "run.rounds" in second.err
+    else:
+        assert numbers(second.last) != numbers(first.last), "the old numbers under a new question"
+
+
+def test_an_empty_folder_of_a_killed_start_does_not_block_the_grid(command, tmp_path):
+    """Killed between making the folder and filling it."""
+    (tmp_path / "out" / "fedavg-0").mkdir(parents=True)
+    ended = command("compare", "fedavg", *SMALL, "--rounds", 1, "--out", "out", "--json")
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "out" / "fedavg-0" / "summary.json").is_file()
+
+
+def test_the_seed_of_a_study_counts(command, tmp_path):
+    (tmp_path / "study.toml").write_text("[run]\nseed = 7\n")
+    words = ["fedavg", *SMALL, "--rounds", 1, "--seeds", 2, "--json"]
+    assert command("compare", "study.toml", *words).last["seeds"] == [7, 8]
+    assert command("compare", *words, "--set", "run.seed=5").last["seeds"] == [5, 6]
+    assert command("compare", "study.toml", *words, "--seed", 3).last["seeds"] == [3, 4]
+
+
+def test_baseline_comes_first(command):
+    found = command("compare", "fedprox", "fedavg", *SMALL, "--rounds", 1, "--baseline", "fedavg", "--json").last
+    assert list(found["methods"]) == ["fedavg", "fedprox"]
+    assert found["baseline"] == "fedavg"
+
+
+def test_a_target_makes_a_table_of_its_own(command, tmp_path):
+    words = ["fedavg", *SMALL, "--rounds", 2, "--set", "evaluate.target=0.01", "--out", "out"]
+    ended = command("compare", *words)
+    assert ended.code == 0, ended.err
+    assert "until the target accuracy" in ended.out
+    assert "until the target accuracy" in (tmp_path / "out" / "table.md").read_text()
+
+
+PAPER = """
+title = "A table of nothing"
+source = "Nobody et al., 2020, table 1"
+measure = "global_accuracy"
+
+[study]
+data = {{ name = "digits", limit = 60 }}
+model = {{ name = "mlp" }}
+engine = {{ name = "local" }}
+fleet = {{ clients = 2 }}
+run = {{ rounds = 50 }}
+
+[rows.FedAvg]
+method = {{ name = "fedavg" }}
+[rows."FedProx, mu 1"]
+method = {{ name = "fedprox", mu = 1.0 }}
+
+[columns.IID]
+partition = {{ name = "iid" }}
+[columns.skewed]
+partition = {{ name = "{skewed}" }}
+
+[published.FedAvg]
+IID = 91.2
+skewed = 55.5
+
+[scales.smoke]
+takes = "seconds"
+differs = "rounds: 2 instead of 50"
+study = {{ run = {{ rounds = 2 }} }}
+[scales.paper]
+seeds = 3
+"""
+
+
+@pytest.fixture
+def paper(tmp_path):
+    def write(skewed="dirichlet:1.0", text=PAPER, name="nothing.toml"):
+        (tmp_path / name).write_text(text.format(skewed=skewed))
+        return name
+
+    return write
+
+
+def test_reproduce_shows_published_and_measured(command, paper, tmp_path):
+    words = ["reproduce", paper(), "--scale", "smoke", "--out", "out"]
+    found = command(*words, "--json")
+    assert found.code == 0, found.err
+    cells = {(cell["row"], cell["column"]): cell for cell in found.last["cells"]}
+    assert {place: cell["published"] for place, cell in cells.items()} == {
+        ("FedAvg", "IID"): 91.2, ("FedAvg", "skewed"): 55.5, ("FedProx, mu 1", "IID"): None,
+        ("FedProx, mu 1", "skewed"): None,
+    }  # fmt: skip
+    assert all(0 <= cell["measured"][0] <= 100 for cell in cells.values())
+    assert (found.last["scale"], found.last["differs"]) == ("smoke", "rounds: 2 instead of 50")
+    text = (tmp_path / "out" / "nothing-smoke" / "result.md").read_text()
+    measured = cells["FedAvg", "IID"]["measured"][0]
+    assert f"{measured:.2f} (91.2, {measured - 91.2:+.2f})" in text
+    assert "Nobody et al., 2020, table 1" in text
+    assert "rounds: 2 instead of 50" in text
+    shown = command(*words)
+    assert shown.code == 0
+    assert f"{measured:.2f} (91.2" in shown.out
+    study = json.loads((tmp_path / "out" / "nothing-smoke" / "FedProx,_mu_1-skewed-0" / "study.json").read_text())
+    assert (study["method"]["mu"], study["partition"]["name"], study["run"]["rounds"]) == (1.0, "dirichlet:1.0", 2)
+
+
+def test_the_command_in_the_result_works(command, paper, tmp_path):
+    """A table given as a file is made again by naming the file."""
+    command("reproduce", paper(), "--scale", "smoke", "--out", "out")
+    text = (tmp_path / "out" / "nothing-smoke" / "result.md").read_text()
+    line = text.partition("`fedloom ")[2].partition("`")[0]
+    assert command(*line.split(), "--out", "out").code == 0, line
+
+
+def test_reproduce_refuses_what_it_does_not_know(command, paper, tmp_path):
+    assert "Did you mean 'smoke'?" in command("reproduce", paper(), "--scale", "smok").sentence()
+    assert "allowed: smoke or paper" in command("reproduce", paper(), "--scale", "small").sentence()
+    for old, new, part in (
+        ("[scales.smoke]", "[scales.smok]", "Did you mean 'smoke'?"),
+        ("[published.FedAvg]", "[published.FedAvgg]", "Did you mean 'FedAvg'?"),
+        ("IID = 91.2", "IDD = 91.2", "Did you mean 'IID'?"),
+        ("source =", "sorce =", "sorce"),
+        ("seeds = 3", "seeds = 0", "seeds"),
+    ):
+        name = paper(text=PAPER.replace(old, new))
+        ended = command("reproduce", name, "--scale", "paper" if "seeds" in new else "smoke")
+        assert ended.code == 2, new
+        assert part in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_cell_is_checked_before_the_first_one_runs(command, paper, tmp_path):
+    """A mistake in the last column must not show after hours of the first."""
+    sentence = command("reproduce", paper("classes:11"), "--scale", "smoke", "--out", "out")
+    assert sentence.code == 2
+    assert "at most the 10 classes" in sentence.err
+    assert "skewed" in sentence.err, "say in which cell"
+    assert not list(tmp_path.glob("out/*/*")), "nothing was run"
+
+
+def test_tables_are_listed(command, paper, tmp_path):
+    (tmp_path / "papers").mkdir()
+    paper(name="papers/nothing.toml")
+    (listed,) = command("reproduce", "--list", "--json").last
+    assert (listed["name"], listed["title"]) == ("nothing", "A table of nothing")
+    assert set(listed["scales"]) == {"smoke", "paper"}
+    shown = command("reproduce", "--list")
+    assert shown.code == 0
+    assert "Nobody et al." in " ".join(shown.out.split())
+    assert "Did you mean 'nothing'?" in command("reproduce", "nothin").sentence()
+
+
+def test_no_tables_are_an_empty_list(command, monkeypatch):
+    monkeypatch.setattr("fedloom.runs.papers.FOLDERS", ())
+    assert command("reproduce", "--list", "--json").last == []
+    assert command("reproduce", "--list").code == 0
