@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fedloom.client import Client
-from fedloom.readings import Accuracy, NormMoments
+from fedloom.readings import Accuracy
 from fedloom.types import Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "statistics"]
+__all__ = ["QUESTIONS", "evaluate"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -21,16 +21,4 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     return Report(numbers=numbers, weight=count)
 
 
-def statistics(method: Any, client: Client, task: Task) -> Work[Report]:
-    """Mean and second moment of what enters every batch-norm layer, over your training data (static batch norm)."""
-    read = yield Measure(client.received(), NormMoments(), client.train)
-    layers = [name.removesuffix(".count") for name in read if name.endswith(".count")]
-    moments = {
-        f"{layer}.{moment}": (read[f"{layer}.{moment}"] / read[f"{layer}.count"]).to(client.network.dtype)
-        for layer in layers
-        for moment in ("running_mean", "running_var")
-    }
-    return Report(moments, weight=float(client.samples))
-
-
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "statistics": statistics}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate}

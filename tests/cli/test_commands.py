@@ -133,10 +133,10 @@ def test_check_estimates_and_draws(command, tmp_path):
 def test_check_of_a_bound_estimates_the_bound(command, tmp_path):
     """central trains one client on all data."""
     (tmp_path / "study.toml").write_text(
-        "[method]\nname = 'central'\n[data]\nlimit = 100\nvalidation = 0.0\n[model]\nname = 'mlp'\n[fleet]\nclients = 5\n"
+        "[method]\nname = 'central'\n[data]\nlimit = 100\n[model]\nname = 'mlp'\n[fleet]\nclients = 5\n"
     )
     ended = command("check", "study.toml")
-    assert re.search(r"clients a round +1\n", ended.out), ended.out
+    assert re.search(r"clients a round +1 *\n", ended.out), ended.out
 
 
 def test_partition_draws_and_exports(command, tmp_path):

@@ -10,17 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedloom.data import Dataset, Partition, Rows, parse
-from fedloom.data.partition import (
-    Classes,
-    Dirichlet,
-    DirichletBalanced,
-    Domain,
-    Iid,
-    Quantity,
-    Writer,
-    apportion,
-    deal,
-)
+from fedloom.data.partition import Classes, Dirichlet, DirichletBalanced, Domain, Iid, Quantity, Writer, apportion, deal
 from fedloom.errors import InputError
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

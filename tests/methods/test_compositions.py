@@ -41,7 +41,11 @@ def test_a_cut_under_methods_that_know_nothing_of_it(method, tmp_path):
 
 
 def test_fedbn_is_fedavg_that_shares_less(tmp_path):
-    same(final(run("fedbn", tmp_path, **NORMED)), final(run("fedavg", tmp_path, share={"name": "fedbn"}, **NORMED)))
+    one, two = (
+        final(run("fedbn", tmp_path, **NORMED)),
+        final(run("fedavg", tmp_path, share={"name": "fedbn"}, **NORMED)),
+    )
+    same(*({name: t for name, t in each.items() if name != "fleet/seconds"} for each in (one, two)))
 
 
 @every_method

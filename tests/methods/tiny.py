@@ -70,8 +70,8 @@ def begin(place: World) -> Server:
 def batches(place: World, client: int, round: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches that a client trains on in a round, as the study says."""
     train = Train(**place.study.train.model_dump(include=set(Train.__dataclass_fields__)))
-    for (rows,) in place.client(Task(client, round, train=train), {}).plan().steps:
-        batch = place.images.batch(rows)
+    for (chosen,) in place.client(Task(client, round, train=train), {}).plan().steps:
+        batch = place.images.batch(chosen)
         yield batch.x, batch.y
 
 

@@ -55,12 +55,7 @@ def uniform(
 
 
 @register("fleet", "low")
-def low(
-    clients: int,
-    generator: np.random.Generator,
-    availability: Chance = 1.0,
-    dropout: Dropout = 0.0,
-) -> Columns:
+def low(clients: int, generator: np.random.Generator, availability: Chance = 1.0, dropout: Dropout = 0.0) -> Columns:
     """A fifth each of capacity 0.99, 1/2, 1/4, 1/8 and 1/16, slower in proportion: nobody holds the whole model."""
     capacity = _shared((0.99, *FIFTHS), clients)
     return _columns(
@@ -69,12 +64,7 @@ def low(
 
 
 @register("fleet", "high")
-def high(
-    clients: int,
-    generator: np.random.Generator,
-    availability: Chance = 1.0,
-    dropout: Dropout = 0.0,
-) -> Columns:
+def high(clients: int, generator: np.random.Generator, availability: Chance = 1.0, dropout: Dropout = 0.0) -> Columns:
     """A fifth each of capacity 1, 1/2, 1/4, 1/8 and 1/16, slower in proportion."""
     capacity = _shared((1.0, *FIFTHS), clients)
     return _columns(

@@ -22,9 +22,8 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Scored
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Masked, Objective
-from fedloom.policies.score import Gradient
+from fedloom.policies.score import Gradient, Predictions
 from fedloom.policies.share import Share, Static
-from fedloom.readings import Predictions
 from fedloom.registry import register
 from fedloom.types import Measure, Report, Samples, Server, Tensors, Where
 

@@ -12,7 +12,7 @@ from fedloom.registry import register
 from fedloom.types import Batch, Model, Tensors
 from fedloom.units import activations, gradients
 
-__all__ = ["Activation", "Gradient", "Magnitude"]
+__all__ = ["Activation", "Gradient", "Magnitude", "Predictions"]
 
 
 @register("score", "activation", paper="FedDSE")
@@ -62,3 +62,14 @@ class Magnitude:
                 norms = tensors[name].abs().movedim(axis.dim, 0).flatten(1).sum(1).double()
                 row.index_add_(0, axis.unit.to(row.device) % len(row), norms)
         return units.split(row[:-1])
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The most likely class of every sample; for one batch only, since batches are added up."""
+
+    training: bool = True
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """Under batch statistics, over all classes."""
+        return {"predicted": model(tensors, batch.x).argmax(1)}

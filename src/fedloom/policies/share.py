@@ -11,6 +11,7 @@ from annotated_types import Gt, Le
 
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
+from fedloom.policies import moments
 from fedloom.registry import register
 from fedloom.types import Server
 
@@ -83,7 +84,7 @@ class Static(AllTensors):
         count = max(1, round(self.asked * fleet.size))
         clients = np.sort(fleet.generator("statistics").choice(fleet.size, count, replace=False))
         parts, weight, sums = {"model": server.tensors}, 0.0, dict[str, torch.Tensor]()
-        for report in fleet.ask("statistics", (fleet.task(int(client), parts) for client in clients)):
+        for report in fleet.ask(moments.statistics.__name__, (fleet.task(int(client), parts) for client in clients)):
             weight += report.weight
             for name, moment in report.tensors.items():
                 sums[name] = sums.get(name, 0) + report.weight * moment.double()  # type: ignore[union-attr]

@@ -88,11 +88,7 @@ def _trace(tracer: Any, model: nn.Module, example: Tensor) -> list[nn.Module]:
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         tracer.build_dependency(
-            model,
-            example,
-            forward_fn=lambda traced, x: traced(x),
-            output_transform=_ends,
-            verbose=False,
+            model, example, forward_fn=lambda traced, x: traced(x), output_transform=_ends, verbose=False
         )
     for hook in hooks:
         hook.remove()
