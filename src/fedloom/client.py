@@ -43,23 +43,21 @@ class Client:
         """How many samples it trains on."""
         return len(self.train)
 
-    @cached_property
+    @property
     def classes(self) -> Tensor:
         """The classes it holds."""
-        held: Tensor = torch.unique(self.train.images.y[self.train.rows])
-        return held
+        return self.held.nonzero().squeeze(1)
 
-    @property
+    @cached_property
     def held(self) -> Tensor:
         """One boolean a class of the data set: whether the client trains on it."""
-        mask = torch.zeros(self.network.classes, dtype=torch.bool, device=self.network.device)
-        mask[self.classes] = True
-        return mask
+        labels = self.train.images.y[self.train.rows.to(self.train.images.y.device)]
+        return torch.bincount(labels, minlength=self.network.classes) > 0
 
     @property
     def rate(self) -> Tensor:
         """The round's learning rate, as a step wants it."""
-        return torch.tensor(self.task.train.lr, dtype=self.network.dtype, device=self.network.device)
+        return self.network.scalar(self.task.train.lr)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers of its own for this purpose in this round and stage."""

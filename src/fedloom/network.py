@@ -43,6 +43,7 @@ class Network:
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
         ] = {}
+        self._scalars: dict[float, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
         self._shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
         self._cut_shapes: dict[tuple[tuple[str, int], ...], dict[str, torch.Size]] = {}
@@ -54,6 +55,14 @@ class Network:
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def scalar(self, value: float) -> Tensor:
+        """A number where the tensors are; the same tensor for the same number, so that fits can be seen to share it."""
+        if value not in self._scalars:
+            while len(self._scalars) > 64:
+                self._scalars.pop(next(iter(self._scalars)))
+            self._scalars[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+        return self._scalars[value]
 
     @cached_property
     def norms(self) -> frozenset[str]:

@@ -165,6 +165,7 @@ class Images:
 
     def batch(self, rows: Tensor) -> Batch:
         """The named rows, normalised, in the type of `mean`."""
+        rows = rows.to(self.x.device)
         scaled = self.x[rows].to(self.mean.dtype)
         return Batch(scaled.div_(255).sub_(self.mean).div_(self.std), self.y[rows])
 

@@ -1,0 +1,89 @@
+"""How good is it, and what did it cost? The rows of a run's metrics, and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from fedloom.fleet.fleet import Fleet
+from fedloom.method import Method
+from fedloom.readings import Accuracy
+from fedloom.types import Measure, Server
+
+__all__ = ["costs", "evaluate", "summarise", "to_target"]
+
+Row = Mapping[str, Any]
+SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "failures")
+
+
+def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
+    """What the training of a round cost, from its ledger."""
+    learned = [(entry["loss"], entry["samples"]) for entry in ledger if not entry["failed"] and "loss" in entry]
+    weight = sum(samples for _, samples in learned)
+    return {
+        "train_loss": sum(loss * samples for loss, samples in learned) / weight if weight else None,
+        "upload_bytes": sum(entry["upload_bytes"] for entry in ledger),
+        "download_bytes": sum(entry["download_bytes"] for entry in ledger),
+        "train_macs": sum(entry["macs"] for entry in ledger),
+        "virtual_seconds": virtual_seconds,
+        "clients": len({entry["client"] for entry in ledger}),
+        "failures": failures,
+    }
+
+
+def evaluate(method: Method, server: Server, fleet: Fleet) -> dict[str, Any]:
+    """The global model on the test set, and every client's own model on its own test part."""
+    begin = perf_counter()
+    row: dict[str, Any] = {"global_accuracy": None, "global_loss": None, "class_accuracy": None}
+    server = method.evaluated(server, fleet)
+    tensors = method.model(server)
+    if tensors is not None and len(fleet.home.test):
+        (read,) = fleet.solve(Measure(tensors, Accuracy(), fleet.home.test))
+        right, samples = read["right"], read["samples"]
+        row["global_accuracy"] = float(right.sum() / samples.sum())
+        row["global_loss"] = float(read["loss"] / samples.sum())
+        row["class_accuracy"] = (right / samples.clamp(min=1)).tolist()
+    parts = {"model": method.evaluation(server)}
+    answers = fleet.ask("evaluate", (fleet.task(client, parts) for client in range(fleet.size)))
+    accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
+    if len(accuracies):
+        row["local_accuracy"] = float(accuracies.mean())
+        row["worst_local_accuracy"] = float(accuracies[: max(1, len(accuracies) // 10)].mean())
+        row["spread_local_accuracy"] = float(accuracies.std())
+    return row | {"evaluation_seconds": perf_counter() - begin}
+
+
+def to_target(rows: Sequence[Row], target: float) -> dict[str, Any]:
+    """Rounds, bytes and virtual seconds until the accuracy first reached a target; None if it never did.
+
+    The accuracy is the global model's; where a method has none, the mean of the clients' own.
+    """
+    spent = dict.fromkeys(("upload_bytes", "download_bytes", "virtual_seconds"), 0.0)
+    for row in rows:
+        for name in spent:
+            spent[name] += row[name]
+        reached = row.get("global_accuracy") if row.get("global_accuracy") is not None else row.get("local_accuracy")
+        if reached is not None and reached >= target:
+            traffic = int(spent["upload_bytes"] + spent["download_bytes"])
+            return {"rounds_to_target": row["round"], "bytes_to_target": traffic,
+                    "virtual_seconds_to_target": spent["virtual_seconds"]}  # fmt: skip
+    return dict.fromkeys(("rounds_to_target", "bytes_to_target", "virtual_seconds_to_target"))
+
+
+def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
+    """A run in a few numbers: last and best round, totals, medians."""
+    evaluated = [row for row in rows if "global_accuracy" in row]
+    last: Row = evaluated[-1] if evaluated else {}
+    found = [(row["global_accuracy"], -row["round"]) for row in evaluated if row["global_accuracy"] is not None]
+    best, at = max(found) if found else (None, None)
+    names = ("global_accuracy", "local_accuracy", "worst_local_accuracy")
+    summary: dict[str, Any] = {name: last.get(name) for name in names}
+    summary |= {"best_global_accuracy": best, "best_round": None if at is None else -at}
+    summary |= {name: sum(row[name] for row in rows) for name in SUMS}
+    summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
+    summary["seconds_per_round"] = median(row["seconds"] for row in rows)
+    return summary | (to_target(rows, target) if target is not None else {})

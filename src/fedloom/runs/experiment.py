@@ -1,0 +1,136 @@
+"""The loop over rounds: train, evaluate, write down, checkpoint; stop and go on at any point with the same result."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fedloom.errors import Interrupted
+from fedloom.fleet.fleet import Engine, Fleet
+from fedloom.method import Method
+from fedloom.registry import find
+from fedloom.runs.evaluation import costs, evaluate, summarise
+from fedloom.runs.schedule import rate
+from fedloom.runs.serverless import pass_round
+from fedloom.runs.signals import Signals
+from fedloom.runs.store import Store
+from fedloom.runs.world import World, world_of
+from fedloom.types import Named, Server, Train
+
+__all__ = ["Watch", "experiment"]
+
+Watch = Callable[[Mapping[str, Any]], None]  # sees every round's row as it is written
+TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
+
+
+def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
+    """Run a study from its last checkpoint to its end; gives the summary."""
+    with _one_thread(world.study.engine.device), _engine(store, world) as engine:
+        return Experiment(store, world, engine).run(watch)
+
+
+@contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """One thread for arithmetic on the CPU, in every engine: sums of several threads are not the same sums."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _engine(store: Store, world: World) -> Iterator[Engine]:
+    chosen, resumed = world.study.engine, store.has_checkpoint
+    # A second process pays off only where there is a second core, a second client and no faster device.
+    several = chosen.device == "cpu" and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
+    name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
+    factory = partial(world_of, world.study.model_dump_json(), store.split_file if resumed else None)
+    engine: Engine = find("engine", name)(factory, chosen.workers)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+class Experiment:
+    """One run, from where its folder says it is."""
+
+    def __init__(self, store: Store, world: World, engine: Engine) -> None:
+        study = self.study = world.study
+        self.store, self.engine, self.method = store, engine, world.method
+        names = Named(study.method.name, study.method.fields), Named(study.model.name, study.model.fields)
+        self.fleet = Fleet(
+            world.columns, engine, world.network, world.home(),
+            seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
+        )  # fmt: skip
+        begin = Server(0, world.network.initial(study.run.seed), world.network)
+        self.server = store.restore(begin, self.fleet, engine.states)
+        self.rows = store.rows("metrics")
+
+    def run(self, watch: Watch) -> dict[str, Any]:
+        """Rounds until the last; on a signal, what is done is made safe first."""
+        rounds = self.study.run.rounds
+        every = self.study.run.checkpoint_every or max(1, rounds // TIMES)
+        with Signals() as self.signals:
+            try:
+                while self.server.round < rounds:
+                    row = self._round()
+                    if self.server.round % every == 0 or self.server.round == rounds:
+                        self._checkpoint()
+                    watch(row)
+            except KeyboardInterrupt:
+                self._checkpoint()
+                raise Interrupted(self.store.folder, self.signals.received[-1] if self.signals.received else signal.SIGINT) from None
+        study = self.study
+        summary = {
+            "method": study.method.name, "dataset": study.data.name, "model": study.model.name,
+            "engine": type(self.engine).__name__.lower(), "rounds": len(self.rows), "clients": study.fleet.clients,
+            **summarise(self.rows, study.evaluate.target),
+            "peak_memory_bytes": self.engine.peak_memory(), "run_dir": str(self.store.folder),
+        }  # fmt: skip
+        self.store.write("summary.json", summary)
+        return summary
+
+    def _checkpoint(self) -> None:
+        self.store.checkpoint(self.server, self.fleet, self.engine.states)
+
+    def _round(self) -> dict[str, Any]:
+        """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
+        server, fleet, begin = self.server, self.fleet, perf_counter()
+        fleet.begin(server.round, self._train(server.round))
+        forked = replace(server, memory=dict(server.memory))
+        serverless = type(self.method).round is Method.round
+        after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)
+        row: dict[str, Any] = {"round": after.round, "seconds": perf_counter() - begin}
+        row |= costs(fleet.ledger, fleet.elapsed, len(fleet.failed))
+        if self._evaluates(after.round):
+            row |= evaluate(self.method, after, fleet)
+        with self.signals.held():
+            fleet.commit()
+            self.store.append("clients", fleet.ledger)
+            self.store.append("metrics", [row])
+            self.rows.append(row)
+            self.server = after
+        return row
+
+    def _train(self, round: int) -> Train:
+        """The training settings of a round, with its learning rate."""
+        section = self.study.train
+        fields = section.model_dump(include=set(Train.__dataclass_fields__))
+        return Train(**fields | {"lr": rate(section, round, self.study.run.rounds)})
+
+    def _evaluates(self, done: int) -> bool:
+        rounds = self.study.run.rounds
+        every = self.study.evaluate.every or max(1, round(rounds / TIMES))
+        return done % every == 0 or done == rounds

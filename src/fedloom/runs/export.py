@@ -1,0 +1,40 @@
+"""A run's final model as a file that plain torch loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from fedloom.errors import InputError, choose
+from fedloom.runs.store import Store
+from fedloom.runs.world import world_of
+
+__all__ = ["export"]
+
+SUFFIXES = (".pt", ".pth", ".safetensors")
+
+
+def export(folder: Path, file: Path) -> str:
+    """Write the global model's state dict; gives the line of Python that builds the model it belongs to."""
+    if file.suffix not in SUFFIXES:
+        raise choose("kind of file", file.suffix or file.name, SUFFIXES)
+    store = Store.open(folder)
+    if not store.has_checkpoint:
+        raise InputError(f"{folder} has no checkpoint yet: nothing to export")
+    study = store.study()
+    world = world_of(study.model_dump_json(), store.split_file)
+    server = store.server(world.network)
+    tensors = world.method.model(server)
+    if tensors is None:
+        raise InputError(f"{study.method.name} has no global model: every client has its own; nothing to export")
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".safetensors":
+        safetensors.torch.save_file(plain, file)
+    else:
+        torch.save(plain, file)
+    data, fields = world.dataset, "".join(f", {key}={value!r}" for key, value in study.model.fields.items())
+    sizes = f"channels={data.channels}, classes={data.classes}, size={data.size}"
+    return f"fedloom.models.resolve.build({study.model.name!r}, {sizes}{fields})"

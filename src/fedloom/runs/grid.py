@@ -1,0 +1,139 @@
+"""Grids of runs: rows x columns x seeds, one folder a cell, resumable cell by cell.
+
+`fedloom compare` is a grid whose rows are methods; a published table (`papers/*.toml`) is a grid whose rows and columns
+are the table's. A cell that is finished is not run again, one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedloom.errors import FedloomError, InputError, Interrupted
+from fedloom.runs.experiment import Watch
+from fedloom.runs.result import Result
+from fedloom.runs.start import resume, start
+from fedloom.runs.study import Study, resolve
+
+__all__ = ["Cell", "Grid", "Spread", "merged"]
+
+Sections = Mapping[str, Any]
+Announce = Callable[["Cell", int, int], Watch]  # told of each cell before it starts; gives its watcher
+
+
+def merged(*layers: Sections) -> dict[str, Any]:
+    """Sections over sections, key by key.
+
+    >>> merged({"train": {"lr": 0.1, "epochs": 1}}, {"train": {"lr": 0.2}})
+    {'train': {'lr': 0.2, 'epochs': 1}}
+    """
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for section, values in layer.items():
+            if not isinstance(values, Mapping):
+                raise InputError(f"'{section}' must be a section with settings; got {values!r}")
+            # Another name means other settings: what the earlier layer set belongs to what it named.
+            renamed = "name" in values and values["name"] != result.get(section, {}).get("name", values["name"])
+            kept = {} if renamed and section != "fleet" and section != "data" else result.get(section, {})
+            result[section] = {**kept, **values}
+    return result
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid."""
+
+    row: str
+    column: str
+    seed: int
+    study: Study
+
+    @property
+    def label(self) -> str:
+        """The name of its folder."""
+        words = [word for word in (self.row, self.column, str(self.seed)) if word]
+        return re.sub(r"[^\w.,+-]+", "_", "-".join(words))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over several seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """The sample standard deviation, if there are several."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows, columns and seeds over one study."""
+
+    base: Sections
+    rows: Mapping[str, Sections]
+    columns: Mapping[str, Sections] = field(default_factory=lambda: {"": {}})
+    seeds: Sequence[int] = (0,)
+
+    def cells(self) -> list[Cell]:
+        """All runs, checked before the first one starts; every error at once."""
+        cells, problems = [], []
+        for row, row_sections in self.rows.items():
+            for column, column_sections in self.columns.items():
+                for seed in self.seeds:
+                    sections = merged(self.base, column_sections, row_sections, {"run": {"seed": seed}})
+                    try:
+                        cells.append(Cell(row, column, seed, resolve(sections)))
+                    except InputError as error:
+                        problems += [f"{' / '.join(filter(None, (row, column)))}: {line}" for line in str(error).splitlines()]
+        if problems:
+            raise InputError("\n".join(dict.fromkeys(problems)))
+        return cells
+
+    @property
+    def name(self) -> str:
+        """A short name that is the same for the same grid."""
+        text = json.dumps([self.base, self.rows, self.columns, list(self.seeds)], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def run(self, folder: Path, announce: Announce) -> list[tuple[Cell, Result]]:
+        """Run what is not finished yet; a cell that fails is reported at the end, after the others."""
+        cells, done, failures = self.cells(), [], []
+        for number, cell in enumerate(cells):
+            try:
+                done.append((cell, _cell(cell, folder, announce(cell, number, len(cells)))))
+            except (Interrupted, InputError):
+                raise
+            except FedloomError as error:
+                failures.append(f"{cell.label}: {error}")
+        if failures:
+            raise FedloomError("\n".join([*failures, f"{len(failures)} of {len(cells)} runs failed; repeat to go on"]))
+        return done
+
+
+def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
+    place = folder / cell.label
+    if place.exists():
+        return resume(place, watch)
+    run = cell.study.run.model_copy(update={"out": str(folder)})
+    return start(cell.study.model_copy(update={"run": run}), watch, cell.label)
+
+
+def spreads(done: Sequence[tuple[Cell, Result]], measure: str) -> Iterator[tuple[str, str, Spread | None]]:
+    """(row, column, numbers over the seeds) of one number of the summaries; None where no run has it."""
+    for row, column in dict.fromkeys((cell.row, cell.column) for cell, _ in done):
+        found = [result.summary.get(measure) for cell, result in done if (cell.row, cell.column) == (row, column)]
+        values = tuple(float(value) for value in found if value is not None)
+        yield row, column, Spread(values) if values else None

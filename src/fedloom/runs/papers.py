@@ -1,0 +1,119 @@
+"""Published tables as studies: `papers/NAME.toml`, one file a table or figure.
+
+title, source and measure say what is reproduced; [study] holds the sections all cells share, [rows] and [columns] what
+each changes, [published] the printed numbers (rows of columns), and [scales] how much of it is run: `smoke` takes
+seconds, `small` minutes on two cores, `paper` is the published set-up. A scale may change sections, seeds, rows and
+columns, and says in `differs` what is not as published.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedloom.errors import InputError, choose
+from fedloom.runs.grid import Grid, merged
+
+__all__ = ["SCALES", "Published", "find_papers", "grid_of", "read_paper"]
+
+SCALES = ("smoke", "small", "paper")
+FOLDERS = (Path("papers"), Path(__file__).parents[3] / "papers")
+
+
+class Scale(BaseModel):
+    """How much of a published table is run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    study: dict[str, Any] = {}
+    rows: list[str] | None = None
+    columns: list[str] | None = None
+    seeds: int = 1
+    takes: str = ""
+    differs: str = ""
+
+
+class Paper(BaseModel):
+    """The content of a file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    source: str
+    measure: str = "global_accuracy"
+    study: dict[str, Any] = {}
+    rows: dict[str, dict[str, Any]]
+    columns: dict[str, dict[str, Any]] = {"": {}}
+    published: dict[str, dict[str, float]] = {}
+    scales: dict[str, Scale]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published table, read and checked."""
+
+    name: str
+    path: Path
+    paper: Paper
+
+
+def find_papers() -> dict[str, Path]:
+    """All published tables: in ./papers, else in the source tree."""
+    for folder in FOLDERS:
+        found = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+        if found:
+            return found
+    return {}
+
+
+def read_paper(name: str) -> Published:
+    """One published table, by name or by the path of its file."""
+    known = find_papers()
+    path = Path(name) if name.endswith(".toml") else known.get(name)
+    if path is None:
+        raise choose("table", name, known) if known else InputError(f"no folder papers/ here; got '{name}'")
+    try:
+        paper = Paper.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    except ValidationError as error:
+        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise InputError("\n".join(lines)) from error
+    _check_names(path, paper)
+    return Published(path.stem, path, paper)
+
+
+def _check_names(path: Path, paper: Paper) -> None:
+    for scale in paper.scales:
+        if scale not in SCALES:
+            raise choose(f"scale in {path}", scale, SCALES)
+    for row, numbers in paper.published.items():
+        if row not in paper.rows:
+            raise choose(f"published row in {path}", row, paper.rows)
+        for column in numbers:
+            if column not in paper.columns:
+                raise choose(f"published column in {path}", column, paper.columns)
+
+
+def grid_of(published: Published, scale: str) -> Grid:
+    """The runs of a table at a scale."""
+    paper = published.paper
+    if scale not in paper.scales:
+        raise choose(f"scale of '{published.name}'", scale, paper.scales)
+    chosen = paper.scales[scale]
+    rows, columns = _some(paper.rows, chosen.rows, "row"), _some(paper.columns, chosen.columns, "column")
+    return Grid(merged(paper.study, chosen.study), rows, columns, range(chosen.seeds))
+
+
+def _some(all_of: Mapping[str, Any], names: list[str] | None, what: str) -> dict[str, Any]:
+    for name in names or ():
+        if name not in all_of:
+            raise choose(what, name, all_of)
+    return {name: all_of[name] for name in (all_of if names is None else names)}

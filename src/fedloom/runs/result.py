@@ -1,0 +1,56 @@
+"""What a run gives back: its summary, its metrics, a table, a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedloom.runs.store import Store
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Result"]
+
+
+class Result:
+    """A finished run."""
+
+    def __init__(self, store: Store, summary: Mapping[str, Any]) -> None:
+        self.summary, self._store = dict(summary), store
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies."""
+        return self._store.folder
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """One row a round."""
+        import pandas
+
+        return pandas.DataFrame(self.rows("metrics"))
+
+    @property
+    def clients(self) -> pandas.DataFrame:
+        """The ledger: one row a task, with what it cost."""
+        import pandas
+
+        return pandas.DataFrame(self.rows("clients"))
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The lines of `metrics` (one a round) or `clients` (one a task)."""
+        return self._store.rows(name)
+
+    def table(self) -> pandas.DataFrame:
+        """The summary as a table of one row."""
+        import pandas
+
+        return pandas.DataFrame([self.summary])
+
+    def plot(self, path: Path | str | None = None) -> Path:
+        """A picture of accuracy over rounds; by default `curves.png` in the run's folder."""
+        from fedloom.report.plots import curves
+
+        return curves([self], Path(path) if path else self.folder / "curves.png")

@@ -1,0 +1,27 @@
+"""Learning rates over rounds."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+from fedloom.runs.study import Training
+
+__all__ = ["rate"]
+
+
+def rate(train: Training, round: int, rounds: int) -> float:
+    """The rate of a round (counted from 0) of a run of so many rounds.
+
+    >>> [rate(Training(lr=0.4, schedule="step", milestones=[2], decay=0.5), number, 4) for number in range(4)]
+    [0.4, 0.4, 0.2, 0.2]
+    """
+    match train.schedule:
+        case "cosine":
+            share = (1 + cos(pi * round / rounds)) / 2
+            return train.lr * (train.decay + (1 - train.decay) * share)
+        case "step":
+            return train.lr * train.decay ** sum(round >= milestone for milestone in train.milestones)
+        case "exponential":
+            return train.lr * train.decay**round
+        case _:
+            return train.lr

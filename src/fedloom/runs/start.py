@@ -1,0 +1,108 @@
+"""How runs begin: from Python, from the command line, from a folder that was left unfinished."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import InputError, choose
+from fedloom.runs.experiment import Watch, experiment
+from fedloom.runs.result import Result
+from fedloom.runs.store import Store
+from fedloom.runs.study import Study, override, resolve
+from fedloom.runs.world import world_of
+
+__all__ = ["SHORT", "resume", "run", "sections_of", "start"]
+
+SHORT = {
+    "dataset": "data.name", "model": "model.name", "clients": "fleet.clients", "rounds": "run.rounds",
+    "fleet": "fleet.name", "partition": "partition.name", "select": "select.name", "share": "share.name",
+    "engine": "engine.name", "device": "engine.device", "seed": "run.seed", "out": "run.out",
+}  # fmt: skip
+
+
+def run(
+    method: str | None = None,
+    study: str | Path | Mapping[str, Any] | None = None,
+    *,
+    watch: Watch | None = None,
+    set: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Result:
+    """Run a method, or the study of a file or of nested dicts, and wait for its result.
+
+    Options are the command line's: dataset, model, clients, rounds, fleet, partition, select, share, engine, device,
+    seed, out. `set` holds anything else, as {"section.key": value}.
+
+    >>> result = run("fedavg", model="mlp", rounds=2, clients=2, out=getfixture("tmp_path"), engine="local")
+    >>> result.summary["rounds"], result.metrics["round"].tolist()
+    (2, [1, 2])
+    """
+    from fedloom.runs.study import read
+
+    base = read(Path(study)) if isinstance(study, str | Path) else study
+    return start(resolve(sections_of(method, options, base or {}, set), str(study) if isinstance(study, str) else ""), watch)
+
+
+def sections_of(
+    method: str | None,
+    options: Mapping[str, Any],
+    base: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The sections that a study (`base`), settings and options describe, the later over the earlier."""
+    sections = override(base, [])
+    for name in options:
+        if name not in SHORT:
+            raise choose("option", name, SHORT)
+    short = {SHORT[name]: value for name, value in options.items() if value is not None}
+    if method is not None:
+        short["method.name"] = method
+    for place, value in {**(settings or {}), **short}.items():
+        section, dot, key = place.partition(".")
+        if not dot:
+            raise InputError(f"set takes 'section.key'; got '{place}'")
+        if not isinstance(sections.setdefault(section, {}), dict):
+            raise InputError(f"'{section}' must be a section with settings; got {sections[section]!r}")
+        sections[section][key] = str(value) if isinstance(value, Path) else value
+    return sections
+
+
+def start(study: Study, watch: Watch | None = None, label: str = "") -> Result:
+    """Start a run in a new folder."""
+    world = world_of(study.model_dump_json())
+    world.check()
+    plain = re.sub(r"[^\w.-]+", "_", label or f"{study.method.name}-{study.data.name}-{study.run.seed}")
+    store = Store.create(Path(study.run.out), plain, study.model_dump_json(indent=1), world.split)
+    return Result(store, experiment(store, world, watch or _nobody))
+
+
+def resume(folder: Path, watch: Watch | None = None) -> Result:
+    """Go on with a run from its last checkpoint; a finished one gives its result."""
+    store = Store.open(folder)
+    study = store.study()
+    begun = store.begun()
+    if begun != study:
+        difference = _difference(begun, study)
+        raise InputError(f"the study of {folder} was changed after the run began: {difference}; start a new run instead")
+    summary = store.read("summary.json")
+    if summary is not None:
+        return Result(store, summary)
+    world = world_of(study.model_dump_json(), store.split_file)
+    return Result(store, experiment(store, world, watch or _nobody))
+
+
+def _nobody(row: Mapping[str, Any]) -> None:
+    """Watches nothing."""
+
+
+def _difference(before: Study, after: Study) -> str:
+    old, new = before.model_dump(), after.model_dump()
+    return "; ".join(
+        f"{section}.{key} was {old[section].get(key)!r} and is {new[section].get(key)!r}"
+        for section in new
+        for key in {**old[section], **new[section]}
+        if old[section].get(key) != new[section].get(key)
+    )

@@ -1,0 +1,176 @@
+"""The folder of a run: valid from the start, never half written.
+
+study.json, environment.json and split.npz are there before the first round. Metrics are appended as lines and made into
+parquet at checkpoints. A checkpoint is a manifest that names immutable files (the server, the fleet, one a changed
+client) and is renamed into place last, so a run that is killed anywhere goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom import __version__, wire
+from fedloom.client import States
+from fedloom.errors import InputError
+from fedloom.fleet.fleet import Fleet
+from fedloom.network import Network
+from fedloom.runs.parquet import write_parquet
+from fedloom.runs.study import Study, resolve
+from fedloom.types import NEVER, Moment, Server
+
+__all__ = ["Store"]
+
+MANIFEST = "checkpoint.json"
+LINES = ("metrics", "clients")
+
+
+class Store:
+    """A run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, out: Path, label: str, study: str, split: Any) -> Store:
+        """A new folder inside `out`, complete as soon as it is visible; an existing one is never touched."""
+        out.mkdir(parents=True, exist_ok=True)
+        partial = out / f".new-{os.getpid()}-{datetime.now():%H%M%S%f}"
+        (partial / "checkpoints").mkdir(parents=True)
+        (partial / "study.json").write_text(study + "\n")
+        (partial / ".study.json").write_text(study + "\n")
+        environment = {
+            "fedloom": __version__, "python": platform.python_version(), "torch": torch.__version__,
+            "machine": platform.machine(), "system": platform.system(), "started": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        }  # fmt: skip
+        (partial / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+        split.save(partial / "split.npz")
+        for name in LINES:
+            (partial / f"{name}.jsonl").touch()
+        for number in range(10_000):
+            folder = out / (label if number == 0 else f"{label}-{number + 1}")
+            try:
+                # mkdir decides between runs that start at the same moment; rename onto an empty folder is atomic.
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            partial.rename(folder)
+            return cls(folder)
+        raise InputError(f"{out} holds 10,000 runs called '{label}'; choose another --out")
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """The folder of an existing run."""
+        if not (folder / "study.json").is_file():
+            raise InputError(f"{folder} is not the folder of a run: it has no study.json")
+        return cls(folder)
+
+    @property
+    def split_file(self) -> Path:
+        """The saved split."""
+        return self.folder / "split.npz"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from."""
+        return (self.folder / MANIFEST).is_file()
+
+    def study(self) -> Study:
+        """The study, checked anew."""
+        path = self.folder / "study.json"
+        try:
+            sections = json.loads(path.read_text())
+            if not isinstance(sections, dict):
+                raise ValueError(f"it holds a {type(sections).__name__}, not sections")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from error
+        return resolve(sections, str(path))
+
+    def begun(self) -> Study:
+        """The study as it was when the run began."""
+        return Study.model_validate_json((self.folder / ".study.json").read_text())
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The last checkpoint's manifest."""
+        return self.read(MANIFEST)
+
+    def append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines to metrics or clients."""
+        with (self.folder / f"{name}.jsonl").open("a") as file:
+            file.writelines(json.dumps(_finite(row)) + "\n" for row in rows)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """All complete lines of metrics or clients."""
+        text = (self.folder / f"{name}.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def checkpoint(self, server: Server, fleet: Fleet, states: States) -> None:
+        """Make everything up to this round safe."""
+        folder, done = self.folder / "checkpoints", server.round
+        moments = zip(fleet.columns["round"].tolist(), fleet.columns["stage"].tolist(), strict=True)
+        accepted: dict[int, Moment] = {
+            client: (int(round), int(stage)) for client, (round, stage) in enumerate(moments) if round > NEVER[0]
+        }
+        files = {"server": f"server-{done}.safetensors", "fleet": f"fleet-{done}.safetensors"}
+        wire.save({"tensors": server.tensors, "memory": server.memory}, folder / files["server"])
+        wire.save(fleet.columns, folder / files["fleet"])
+        manifest = {
+            "round": done,
+            "files": files,
+            "clients": states.checkpoint(folder, accepted),
+            "bytes": {name: (self.folder / f"{name}.jsonl").stat().st_size for name in LINES},
+        }
+        self.write(MANIFEST, manifest)
+        named = {*files.values(), *manifest["clients"].values()}  # type: ignore[attr-defined]
+        for path in folder.iterdir():
+            if path.name not in named:
+                path.unlink()
+        for name in LINES:
+            write_parquet(self.rows(name), self.folder / f"{name}.parquet")
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the folder, whole or not at all."""
+        partial = self.folder / f".{name}.partial"
+        with partial.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.folder / name)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the folder, if it is there."""
+        path = self.folder / name
+        content: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
+        return content
+
+    def restore(self, server: Server, fleet: Fleet, states: States) -> Server:
+        """Go back to the last checkpoint, or to the start if there is none; lines written after it are dropped."""
+        manifest = self.read(MANIFEST) or {"bytes": dict.fromkeys(LINES, 0)}
+        for name in LINES:
+            with (self.folder / f"{name}.jsonl").open("r+b") as file:
+                file.truncate(manifest["bytes"][name])
+        if "files" not in manifest:
+            return server
+        folder = self.folder / "checkpoints"
+        fleet.columns = wire.load(folder / manifest["files"]["fleet"])
+        states.restore(folder, manifest["clients"])
+        return self.server(server.network)
+
+    def server(self, network: Network) -> Server:
+        """The server of the last checkpoint."""
+        manifest = self.manifest() or {}
+        saved = wire.load(self.folder / "checkpoints" / manifest["files"]["server"], network.device)
+        return Server(manifest["round"], saved["tensors"], network, saved["memory"])
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON knows it: no NaN, no infinity."""
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()}

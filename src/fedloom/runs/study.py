@@ -1,0 +1,275 @@
+"""A study: everything that determines a run, as sections of settings.
+
+Closed sections ([train], [evaluate], [engine], [run], ...) are pydantic models; open ones ([method], the policy slots,
+[data], [model], [partition], [fleet]) have a `name` and whatever the named thing takes. All errors are found at once.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedloom.data.partition import Partition, parse
+from fedloom.errors import InputError, choose, oxford
+from fedloom.registry import SLOTS, find, name_of
+from fedloom.settings import checked
+
+__all__ = ["SECTIONS", "Study", "method_of", "named", "override", "partition_of", "read", "resolve"]
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A closed section: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Open(BaseModel):
+    """An open section: a name, a few settings of the study, and what the named thing takes."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: str = ""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The settings that go to the named thing."""
+        return dict(self.model_extra or {})
+
+
+class Data(Open):
+    """The data set, and how each client's part is divided."""
+
+    name: str = "digits"
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    public: Annotated[int, Field(ge=0)] = 0
+    normalise: Literal["global", "fixed"] = "global"
+
+
+class FleetOf(Open):
+    """How many clients, and what devices they have."""
+
+    name: str = "uniform"
+    clients: Positive = 10
+    weak: Literal["refuse", "exclude", "ignore"] = "refuse"
+    deadline: Annotated[float, Field(gt=0)] | None = None  # virtual seconds a stage may take
+
+
+class Training(Section):
+    """How clients train."""
+
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    batch_size: Positive = 32
+    epochs: Positive = 1
+    steps: Positive | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None
+    schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
+    decay: Annotated[float, Field(ge=0, le=1)] = 0.1  # step: at each milestone; exponential: each round; cosine: the end
+    milestones: list[Annotated[int, Field(ge=1)]] = []
+
+
+class Evaluate(Section):
+    """When and how to measure."""
+
+    every: Positive | None = None  # default: about 20 times a run
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class EngineOf(Section):
+    """What runs the clients."""
+
+    name: Literal["auto", "local", "processes", "ray"] = "auto"
+    trainer: Literal["auto", "reference", "stacked", "graphs"] = "auto"
+    workers: Annotated[int, Field(ge=0)] = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+    precision: Literal["float32", "float64"] = "float32"
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
+    deadline: Annotated[float, Field(gt=0)] | None = None
+
+
+class RunOf(Section):
+    """How long, from which seed, and where the result goes."""
+
+    rounds: Positive = 20
+    seed: Annotated[int, Field(ge=0)] = 0
+    out: str = "runs"
+    checkpoint_every: Positive | None = None  # default: about 20 times a run
+
+
+class Study(BaseModel):
+    """All sections of a study."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Open = Open()
+    select: Open = Open()
+    cut: Open = Open()
+    share: Open = Open()
+    start: Open = Open()
+    objective: Open = Open()
+    merge: Open = Open()
+    topology: Open = Open()
+    filter: Open = Open()
+    data: Data = Data()
+    model: Open = Open()
+    partition: Open = Open(name="iid")
+    fleet: FleetOf = FleetOf()
+    train: Training = Training()
+    evaluate: Evaluate = Evaluate()
+    engine: EngineOf = EngineOf()
+    run: RunOf = RunOf()
+
+
+SECTIONS = tuple(Study.model_fields)
+DEFAULT_MODELS = {
+    "cifar10": "cnn", "svhn": "cnn", "cinic10": "cnn", "cifar100": "resnet18", "tiny_imagenet": "resnet34",
+    "digits_five": "digit_cnn", "mnist_m": "digit_cnn", "synth_digits": "digit_cnn", "pacs": "alexnet", "vlcs": "alexnet",
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The sections of a study file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"study file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"study file {path} is not TOML: {error}") from error
+
+
+def override(sections: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Sections with `section.key=value` settings on top; a value is read as TOML, else as a string.
+
+    >>> override({"train": {"lr": 0.1}}, ["train.lr=0.5", "data.name=mnist"])
+    {'train': {'lr': 0.5}, 'data': {'name': 'mnist'}}
+    """
+    merged = {name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()}
+    for setting in settings:
+        place, equals, text = setting.partition("=")
+        section, dot, key = place.strip().partition(".")
+        if not (equals and dot and key):
+            raise InputError(f"--set takes section.key=value; got '{setting}'")
+        if section not in SECTIONS:
+            raise choose("section in --set", section, SECTIONS)
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        if not isinstance(merged.setdefault(section, {}), dict):
+            raise InputError(f"'{section}' must be a section with settings; got {merged[section]!r}")
+        merged[section][key.strip()] = value
+    return merged
+
+
+def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
+    """The study that these sections describe; one InputError that lists everything that is wrong."""
+    source, problems = f" ({where})" if where else "", []
+    given = {name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()}
+    try:
+        study = Study.model_validate(given)
+    except ValidationError as error:
+        problems = [_sentence(problem, source) for problem in error.errors()]
+        # What is wrong in one section must not hide what is wrong in the others.
+        bad = {problem["loc"][0] for problem in error.errors()}
+        study = Study.model_validate({name: values for name, values in given.items() if name not in bad})
+    checks: list[Callable[[], object]] = [
+        lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
+        lambda: named("fleet", study), lambda: named("model", study),
+    ]  # fmt: skip
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            problems += [f"{line}{source}" for line in str(error).splitlines()]
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(problems)))
+    named_now = {"model": Open(name=model_name(study), **study.model.fields)}
+    named_now["method"] = Open(name=study.method.name or "fedavg", **study.method.fields)
+    return study.model_copy(update=named_now)
+
+
+def model_name(study: Study) -> str:
+    """The model's name, or the one that goes with the data set."""
+    return study.model.name or DEFAULT_MODELS.get(study.data.name, "lenet5")
+
+
+def _sentence(problem: Any, source: str) -> str:
+    """What pydantic found, in our words: where, got, allowed, did-you-mean."""
+    place = ".".join(str(step) for step in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        *above, key = problem["loc"]
+        section = Study.model_fields[above[0]].annotation if above else Study
+        known = list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
+        near = get_close_matches(str(key), known, n=1)
+        kind = f"setting '{key}' in [{above[0]}]" if above else f"section [{key}]"
+        return f"unknown {kind}{source}; allowed: {oxford(known)}." + (f" Did you mean '{near[0]}'?" if near else "")
+    reason = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{place} is wrong{source}: {reason}; got {problem['input']!r}"
+
+
+def named(section: str, study: Study) -> tuple[Any, dict[str, Any]]:
+    """What an open section names, and its checked settings."""
+    given: Open = getattr(study, section)
+    kind = "dataset" if section == "data" else section
+    if section == "data" and given.name.endswith(".npz"):
+        return find("dataset", "npz"), {"path": given.name, **given.fields}
+    name = model_name(study) if section == "model" else given.name
+    make = find(kind, name)
+    reserved = {"data": (), "model": ("channels", "classes", "size")}.get(section, ("dataset", "clients", "generator"))
+    return make, checked(f"{kind} '{name}'", make, given.fields, reserved)
+
+
+def partition_of(study: Study) -> Partition:
+    """How data are dealt: `dirichlet:0.1` in one word, or a name and settings."""
+    if not study.partition.fields:
+        return parse(study.partition.name)
+    make, fields = named("partition", study)
+    partition: Partition = make(**fields)
+    return partition
+
+
+def _policy(slot: str, given: Open, preset: Any) -> dict[str, Any]:
+    """What a section puts into a slot: another policy, or the preset with other settings; nothing if it is empty."""
+    if given.name:
+        policy = find(slot, given.name)
+        return {slot: policy(**checked(f"{slot} '{given.name}'", policy, given.fields))}
+    if not given.fields:
+        return {}
+    if preset is None:
+        raise InputError(f"[{slot}] needs a name; got {oxford(given.fields, 'and')} alone")
+    policy = type(preset)
+    new = checked(f"{slot} '{name_of(preset)}'", policy, given.fields)
+    kept = {key: getattr(preset, key) for key in policy.__dataclass_fields__ if key not in new}
+    return {slot: policy(**kept, **new)}
+
+
+def method_of(study: Study) -> Any:
+    """The method with its own settings, and with the study's policies in its slots."""
+    name = study.method.name or "fedavg"
+    make, problems = find("method", name), []
+    own: dict[str, Any] = {}
+    try:
+        own = checked(f"method '{name}'", make, study.method.fields, SLOTS)
+    except InputError as error:
+        problems.append(str(error))
+    method = make(**own)
+    policies: dict[str, Any] = {}
+    for slot in SLOTS:
+        try:
+            policies |= _policy(slot, getattr(study, slot), getattr(method, slot))
+        except InputError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+    method = method.with_slots(**policies)
+    method.check()
+    return method
