@@ -127,8 +127,13 @@ def compare(
     if baseline is not None and baseline not in methods:
         raise choose("baseline", baseline, methods)
     base = sections_of(None, {**options, "out": None}, override(read(file) if file else {}, settings))
-    first = options["seed"] or 0
-    grid = Grid(base, {name: {"method": {"name": name}} for name in methods}, seeds=range(first, first + seeds))
+    first = base.get("run", {}).get("seed", 0)
+    grid = Grid(
+        base,
+        {name: {"method": {"name": name}} for name in methods},
+        seeds=range(first, first + seeds),
+        origin=str(file or ""),
+    )
     from fedloom.report.grids import run_shown
 
     out = options["out"] or Path("runs") / f"compare-{grid.name}"
@@ -291,7 +296,7 @@ def main() -> None:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        error.show()
+        sys.stderr.write(f"fedloom: {error.format_message()}\n")
         sys.exit(2)
     except FedloomError as error:
         for sentence in str(error).splitlines():

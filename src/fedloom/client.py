@@ -59,6 +59,10 @@ class Client:
         """The round's learning rate, as a step wants it."""
         return self.network.scalar(self.task.train.lr)
 
+    def fixed(self, **more: Any) -> dict[str, Any]:
+        """What every step may read: the rate and the classes held; and what a method adds."""
+        return {"lr": self.rate, "held": self.held, **more}
+
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers of its own for this purpose in this round and stage."""
         return torch_generator(self.seed, self.task.round, self.task.stage, self.id, purpose)

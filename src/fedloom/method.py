@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedloom.client import Client
+from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.policies.cut import Cut, Whole
 from fedloom.policies.filter import Filter
@@ -50,8 +51,15 @@ class Method:
         """Whether weak devices get less to train than the whole model."""
         return not isinstance(self.cut, Whole)
 
+    tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
+
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""
+        if missing := self.merge.needs - self.tells:
+            name = type(self).__name__.lower()
+            raise InputError(
+                f"merge needs {', '.join(missing)} in every report, which {name} does not tell; use fednova"
+            )
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """The server's half of one round."""

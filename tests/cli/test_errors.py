@@ -39,7 +39,7 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--partition", "classes:11"], ["per_client", "at most the 10 classes", "got 11"]),
     (["run", "fedavg", "--partition", "domain"], ["digits"]),
     (["run", "fedavg", "--clients", "5000"], ["1438 training images", "at most 1438 clients"]),
-    (["run", "fedavg", "--engine", "locl"], ["engine.name is wrong", "'local'", "got 'locl'"]),
+    (["run", "fedavg", "--engine", "locl"], ["unknown engine", "'locl'", "Did you mean 'local'?"]),
     (["run", "fedavg", "--device", "cuda"], ["no CUDA device"]),
     (["run", "fedavg", "fedprox"], ["run takes one method", "fedloom compare"]),
     (["run", "a.toml", "b.toml"], ["at most one study file"]),

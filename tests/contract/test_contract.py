@@ -18,7 +18,7 @@ from fedloom.engine.worker import arrived
 from fedloom.errors import Interrupted
 from fedloom.registry import entries, find
 from fedloom.runs import start
-from fedloom.runs.world import World, world_of
+from fedloom.runs.world import World, dataset_of, world_of
 from tests.contract.study import SKETCHES, final, rows, run, study_of
 
 for sketch in SKETCHES:
@@ -166,9 +166,11 @@ def test_server_code_never_touches_client_data(method, finished, tmp_path, monke
         world.dataset.y[rows_of_clients] = 0
 
     monkeypatch.setattr(Processes, "__init__", poisoned)
-    world_of.cache_clear()
+    for cache in (world_of, dataset_of):
+        cache.cache_clear()
     result = run(method, tmp_path, "processes")
-    world_of.cache_clear()
+    for cache in (world_of, dataset_of):
+        cache.cache_clear()
     same(final(finished(method)), final(result))
 
 

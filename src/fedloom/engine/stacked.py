@@ -110,7 +110,7 @@ class Stack:
     def _step(self, images: Images, rows: Tensor) -> Tensor:
         joint, clients = self.joint, len(rows)
         flat = images.batch(rows.reshape(-1))
-        x, y = flat.x.unflatten(0, rows.shape), flat.y.unflatten(0, rows.shape)
+        x, y = (part.reshape(*rows.shape, *part.shape[1:]) for part in (flat.x, flat.y))
         shared = {name: value for name, value in joint.fixed.items() if name not in joint.each}
 
         def one(tensors: Tensors, own: dict[str, Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

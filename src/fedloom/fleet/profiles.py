@@ -34,6 +34,8 @@ def _columns(clients: int, capacity: npt.ArrayLike, **columns: npt.ArrayLike) ->
 
 def _shared(capacities: tuple[float, ...], clients: int) -> npt.NDArray[np.float64]:
     """Equal blocks of clients, one a capacity."""
+    if not capacities:
+        raise InputError("fleet.capacities needs at least one capacity in (0, 1]; got none")
     for capacity in capacities:
         if not 0 < capacity <= 1:
             raise InputError(f"fleet.capacities must be in (0, 1]; got {capacity}")

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.client import Client
+from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.cut import Whole
 from fedloom.policies.select import First, Select
 from fedloom.registry import register
 from fedloom.steps import Descent
@@ -20,6 +22,12 @@ from fedloom.types import Fit, Report, Server, Task, Tensors, Work
 class Local(Method):
     """No federation: every client trains a model of its own, from the common initial one."""
 
+    def check(self) -> None:
+        """Everybody trains a whole model."""
+        super().check()
+        if not isinstance(self.cut, Whole):
+            raise InputError("local trains whole models and cannot run under a cut; leave [cut] out")
+
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Everybody who is selected trains on; nothing is exchanged but the request and its numbers."""
         for _ in fleet.run(fleet.task(client) for client in self.select(fleet, server)):
@@ -29,7 +37,7 @@ class Local(Method):
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Go on with the own model."""
         own = yield from self.final(client, task)
-        fit = yield Fit(own, Descent.of(self.objective, task.train), client.plan(), {"lr": client.rate})
+        fit = yield Fit(own, Descent.of(self.objective, task.train), client.plan(), client.fixed())
         client.keep(fit.tensors)
         return Report(weight=float(client.samples), numbers=fit.numbers)
 
@@ -55,3 +63,9 @@ class Central(FedAvg):
 
     select: Select = First()
     pooled: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """One place holds all data."""
+        super().check()
+        if not isinstance(self.select, First):
+            raise InputError("central trains in one place on all data and selects nobody; leave [select] out")

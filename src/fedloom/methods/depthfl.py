@@ -69,6 +69,7 @@ class DepthFL(FedAvg):
 
     def check(self) -> None:
         """Units are cut in depth here."""
+        super().check()
         if not isinstance(self.cut, Whole):
             raise InputError("depthfl cuts in depth and cannot run under a cut of units; leave [cut] out")
 

@@ -42,7 +42,7 @@ class FedAvg(Method):
 
     def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
         """What a local step reads and does not change."""
-        return {"lr": client.rate, "held": client.held}
+        return client.fixed()
 
     def plan(self, client: Client) -> Plan:
         """The batches of the round."""

@@ -10,7 +10,7 @@ when mu is not 0: `merge.effective = "steps"`. Buffers are averaged by samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
@@ -45,9 +45,11 @@ class FedNova(FedAvg):
 
     mu: Annotated[float, Ge(0), "weight of the proximal term; 0: none"] = 0.0
     merge: Merge = Normalised()
+    tells: ClassVar[frozenset[str]] = frozenset({"normaliser"})
 
     def check(self) -> None:
         """a_i is about steps of one and the same model."""
+        super().check()
         if not isinstance(self.cut, Whole):
             raise InputError(
                 "fednova cannot run under a cut: its normaliser counts steps of the whole model, and elements that few "
@@ -65,5 +67,7 @@ class FedNova(FedAvg):
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
         """The normaliser travels with the report."""
         train, plain = client.task.train, super().report(client, fit, where)
+        if train.lr * self.mu >= 1:
+            raise ValueError(f"fednova needs lr x mu below 1; got {train.lr:g} x {self.mu:g}")
         numbers: dict[str, Any] = {"normaliser": normaliser(fit.steps, train.momentum, train.lr * self.mu)}
         return replace(plain, numbers={**plain.numbers, **numbers})

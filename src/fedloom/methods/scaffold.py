@@ -36,6 +36,7 @@ class Scaffold(FedAvg):
 
     def check(self) -> None:
         """Control variates are about the same parameters at every client."""
+        super().check()
         if not isinstance(self.cut, Whole):
             raise InputError(
                 "scaffold cannot run under a cut: its control variates need every client to train all units"
@@ -69,10 +70,13 @@ class Scaffold(FedAvg):
         tensors = yield from self.start(client)
         common = client.received("control")
         own: Tensors = client.state.get("control") or {name: torch.zeros_like(c) for name, c in common.items()}
-        fixed = {"lr": client.rate, "slope": {name: c - own[name] for name, c in common.items()}}
+        fixed = client.fixed(slope={name: c - own[name] for name, c in common.items()})
         fit = yield Fit(tensors, Descent.of(self.loss(), task.train), client.plan(), fixed)
-        scale = 1 / (fit.steps * task.train.lr)
-        new = {name: own[name] - c + (tensors[name] - fit.tensors[name]) * scale for name, c in common.items()}
+        # A rate of 0, as the end of a schedule may have it, says nothing about the gradient: c_i stays.
+        scale = 1 / (fit.steps * task.train.lr) if task.train.lr else 0.0
+        new = own
+        if scale:
+            new = {name: own[name] - c + (tensors[name] - fit.tensors[name]) * scale for name, c in common.items()}
         client.state["control"] = new
         return replace(self.report(client, fit), extra={"control": {name: c - own[name] for name, c in new.items()}})
 

@@ -34,7 +34,9 @@ class Clip:
     noise: Annotated[float, Ge(0), "standard deviation of the noise, as a share of the norm"] = 0.0
 
     def __call__(self, client: Client, report: Report) -> Report:
-        """Buffers and integer tensors pass unchanged; the change is taken against what the task sent."""
+        """Buffers pass unchanged; the change is taken against what the task sent. Other parts are not covered."""
+        if report.extra:
+            raise ValueError(f"a clipped report cannot carry {', '.join(report.extra)}: it would leave unclipped")
         sent = client.received()
         if report.where and not client.task.where:
             sent = client.network.units.take(sent, report.where)

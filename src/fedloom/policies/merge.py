@@ -36,6 +36,10 @@ class Merge(Protocol):
     def by_class(self) -> bool:
         """Whether rows of the output layer are joined only from clients that hold the class."""
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Numbers that reports must carry, beyond what every fit tells."""
+
     def begin(self, server: Server) -> Joined:
         """An empty merge over the server's tensors."""
 
@@ -49,6 +53,11 @@ class Mean:
         "samples"
     )
     by_class: Annotated[bool, "join output rows only from clients that hold the class"] = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Nothing more."""
+        return frozenset()
 
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""

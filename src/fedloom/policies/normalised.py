@@ -25,7 +25,16 @@ class Normalised:
         "normaliser"
     )
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of the server, gamma"] = 0.0
-    by_class: bool = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the steps of a client amount to."""
+        return frozenset({"normaliser"})
+
+    @property
+    def by_class(self) -> bool:
+        """Rows of the output layer are joined like all others."""
+        return False
 
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""

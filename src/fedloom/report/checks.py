@@ -74,6 +74,9 @@ def show_split(
     name: str, partition: str, clients: int, seed: int, validation: float, folder: Path | None, picture: Path
 ) -> None:
     """Deal, draw, and write one file a client if asked."""
+    if picture.suffix not in (".png", ".svg", ".pdf"):
+        kind = "a folder" if picture.is_dir() else f"'{picture}'"
+        raise InputError(f"--picture is a .png, .svg or .pdf file; got {kind}")
     dataset = load(name)
     dealt = split(dataset, parse(partition), clients, validation=validation, seed=seed)
     sizes = dealt.train.sizes

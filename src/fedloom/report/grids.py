@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedloom.report.plots import curves
 from fedloom.report.progress import numbers_of
 from fedloom.report.tables import Rows, markdown, rich_table, spread
 from fedloom.runs.experiment import Watch
-from fedloom.runs.grid import Cell, Grid, spreads
+from fedloom.runs.grid import Cell, Grid, merged, spreads
 from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
 from fedloom.runs.result import Result
 
@@ -97,12 +98,7 @@ def reproduce_shown(name: str, scale: str, out: Path, device: str | None, as_jso
     published = read_paper(name)
     grid = grid_of(published, scale)
     if device is not None:
-        grid = Grid(
-            {**grid.base, "engine": {**grid.base.get("engine", {}), "device": device}},
-            grid.rows,
-            grid.columns,
-            grid.seeds,
-        )
+        grid = replace(grid, base=merged(grid.base, {"engine": {"device": device}}))
     folder = out / f"{published.name}-{scale}"
     done = grid.run(folder, announced)
     content, rows = _side_by_side(published, scale, done)
@@ -141,5 +137,5 @@ def _document(published: Published, scale: str, table: str) -> str:
         f"## {paper.title}\n\n{paper.source}. Scale `{scale}`, {chosen.seeds} seed(s); {paper.measure}: mean and "
         f"standard deviation, with the published number and the difference in brackets.\n\n{table}\n"
         f"What differs from the published set-up: {chosen.differs or 'nothing that the paper states'}.\n\n"
-        f"Made by `fedloom reproduce {published.name} --scale {scale}`.\n"
+        f"Made by `fedloom reproduce {published.asked} --scale {scale}`.\n"
     )

@@ -49,7 +49,7 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         "s/round": lambda row: f"{row['seconds_per_round']:.3g}",
     }
     for head in columns:
-        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+        table.add_column(head, justify="left" if head == "method" else "right", overflow="fold")
     for row in summaries:
         table.add_row(*(show(row) for show in columns.values()))
     return table

@@ -27,9 +27,11 @@ def estimate(world: World) -> dict[str, Any]:
     tensors = network.initial(study.run.seed)
     trained = sum(tensor.numel() for name, tensor in tensors.items() if name not in network.buffers)
     fraction = float(getattr(world.method.select, "fraction", 1.0))
-    cohort = max(1, round(fraction * study.fleet.clients))
-    sizes = world.split.train.sizes
-    per_client = sizes.mean() * study.train.epochs if study.train.steps is None else study.train.steps * study.train.batch_size
+    cohort = 1 if world.method.pooled else max(1, round(fraction * study.fleet.clients))
+    sizes = world.split.train.sizes.sum(keepdims=True) if world.method.pooled else world.split.train.sizes
+    per_client = (
+        sizes.mean() * study.train.epochs if study.train.steps is None else study.train.steps * study.train.batch_size
+    )
     seconds, peak = _tried(world, tensors)
     workers = 1 if study.engine.name == "local" else min(study.engine.workers or os.cpu_count() or 1, cohort)
     steps = np.ceil(per_client / study.train.batch_size) * cohort

@@ -22,7 +22,11 @@ SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "fail
 
 def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
     """What the training of a round cost, from its ledger."""
-    learned = [(entry["loss"], entry["samples"]) for entry in ledger if not entry["failed"] and "loss" in entry]
+    learned = [
+        (entry["loss"], entry["samples"])
+        for entry in ledger
+        if not entry["failed"] and {"loss", "samples"} <= entry.keys()
+    ]
     weight = sum(samples for _, samples in learned)
     return {
         "train_loss": sum(loss * samples for loss, samples in learned) / weight if weight else None,
@@ -46,7 +50,8 @@ def evaluate(method: Method, server: Server, fleet: Fleet) -> dict[str, Any]:
         right, samples = read["right"], read["samples"]
         row["global_accuracy"] = float(right.sum() / samples.sum())
         row["global_loss"] = float(read["loss"] / samples.sum())
-        row["class_accuracy"] = (right / samples.clamp(min=1)).tolist()
+        per_class = zip(right.tolist(), samples.tolist(), strict=True)
+        row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
     parts = {"model": method.evaluation(server)}
     answers = fleet.ask("evaluate", (fleet.task(client, parts) for client in range(fleet.size)))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])

@@ -91,7 +91,9 @@ class Experiment:
                     watch(row)
             except KeyboardInterrupt:
                 self._checkpoint()
-                raise Interrupted(self.store.folder, self.signals.received[-1] if self.signals.received else signal.SIGINT) from None
+                raise Interrupted(
+                    self.store.folder, self.signals.received[-1] if self.signals.received else signal.SIGINT
+                ) from None
         study = self.study
         summary = {
             "method": study.method.name, "dataset": study.data.name, "model": study.model.name,

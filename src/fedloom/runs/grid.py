@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,10 @@ from typing import Any
 from fedloom.errors import FedloomError, InputError, Interrupted
 from fedloom.runs.experiment import Watch
 from fedloom.runs.result import Result
-from fedloom.runs.start import resume, start
+from fedloom.runs.start import difference, plain, resume, start
+from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
+from fedloom.runs.world import world_of
 
 __all__ = ["Cell", "Grid", "Spread", "merged"]
 
@@ -40,7 +41,7 @@ def merged(*layers: Sections) -> dict[str, Any]:
                 raise InputError(f"'{section}' must be a section with settings; got {values!r}")
             # Another name means other settings: what the earlier layer set belongs to what it named.
             renamed = "name" in values and values["name"] != result.get(section, {}).get("name", values["name"])
-            kept = {} if renamed and section != "fleet" and section != "data" else result.get(section, {})
+            kept = {} if renamed and section not in ("fleet", "data") else result.get(section, {})
             result[section] = {**kept, **values}
     return result
 
@@ -57,8 +58,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The name of its folder."""
-        words = [word for word in (self.row, self.column, str(self.seed)) if word]
-        return re.sub(r"[^\w.,+-]+", "_", "-".join(words))
+        return plain("-".join(word for word in (self.row, self.column, str(self.seed)) if word))
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Grid:
     rows: Mapping[str, Sections]
     columns: Mapping[str, Sections] = field(default_factory=lambda: {"": {}})
     seeds: Sequence[int] = (0,)
+    origin: str = ""  # the file it comes from, for messages
 
     def cells(self) -> list[Cell]:
         """All runs, checked before the first one starts; every error at once."""
@@ -94,10 +95,15 @@ class Grid:
             for column, column_sections in self.columns.items():
                 for seed in self.seeds:
                     sections = merged(self.base, column_sections, row_sections, {"run": {"seed": seed}})
+                    place = ", ".join(filter(None, (self.origin, column if len(self.columns) > 1 else "")))
                     try:
-                        cells.append(Cell(row, column, seed, resolve(sections)))
+                        cell = Cell(row, column, seed, resolve(sections, place))
+                        if seed == self.seeds[0]:
+                            world_of(cell.study.model_dump_json()).check()
+                        cells.append(cell)
                     except InputError as error:
-                        problems += [f"{' / '.join(filter(None, (row, column)))}: {line}" for line in str(error).splitlines()]
+                        named = f" ({place})" if place and place not in str(error) else ""
+                        problems += [f"{line}{named}" for line in str(error).splitlines()]
         if problems:
             raise InputError("\n".join(dict.fromkeys(problems)))
         return cells
@@ -111,6 +117,10 @@ class Grid:
     def run(self, folder: Path, announce: Announce) -> list[tuple[Cell, Result]]:
         """Run what is not finished yet; a cell that fails is reported at the end, after the others."""
         cells, done, failures = self.cells(), [], []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"'{folder}' cannot be a folder: {error.strerror}") from error
         for number, cell in enumerate(cells):
             try:
                 done.append((cell, _cell(cell, folder, announce(cell, number, len(cells)))))
@@ -125,7 +135,12 @@ class Grid:
 
 def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
     place = folder / cell.label
-    if place.exists():
+    if (place / "study.json").exists():
+        begun = Store.open(place).begun()
+        if begun.model_copy(update={"run": cell.study.run}) != cell.study or begun.run.rounds != cell.study.run.rounds:
+            raise InputError(
+                f"{place} holds a run of another study: {difference(begun, cell.study)}; use another --out or remove it"
+            )
         return resume(place, watch)
     run = cell.study.run.model_copy(update={"out": str(folder)})
     return start(cell.study.model_copy(update={"run": run}), watch, cell.label)

@@ -12,9 +12,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.errors import InputError, choose
 from fedloom.runs.grid import Grid, merged
@@ -33,7 +33,7 @@ class Scale(BaseModel):
     study: dict[str, Any] = {}
     rows: list[str] | None = None
     columns: list[str] | None = None
-    seeds: int = 1
+    seeds: Annotated[int, Field(ge=1)] = 1
     takes: str = ""
     differs: str = ""
 
@@ -58,6 +58,7 @@ class Published:
     """A published table, read and checked."""
 
     name: str
+    asked: str  # how it was asked for: its name, or its file
     path: Path
     paper: Paper
 
@@ -81,13 +82,13 @@ def read_paper(name: str) -> Published:
         paper = Paper.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
         lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise InputError("\n".join(lines)) from error
     _check_names(path, paper)
-    return Published(path.stem, path, paper)
+    return Published(path.stem, name, path, paper)
 
 
 def _check_names(path: Path, paper: Paper) -> None:
@@ -109,7 +110,7 @@ def grid_of(published: Published, scale: str) -> Grid:
         raise choose(f"scale of '{published.name}'", scale, paper.scales)
     chosen = paper.scales[scale]
     rows, columns = _some(paper.rows, chosen.rows, "row"), _some(paper.columns, chosen.columns, "column")
-    return Grid(merged(paper.study, chosen.study), rows, columns, range(chosen.seeds))
+    return Grid(merged(paper.study, chosen.study), rows, columns, range(chosen.seeds), str(published.path))
 
 
 def _some(all_of: Mapping[str, Any], names: list[str] | None, what: str) -> dict[str, Any]:

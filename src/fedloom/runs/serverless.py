@@ -22,9 +22,11 @@ def pass_round(method: Method, server: Server, fleet: Fleet) -> Server:
         for sender, receiver in edges:
             senders.setdefault(receiver, []).append(sender)
         tasks = (
-            fleet.task(receiver, inbox={sender: last[sender] for sender in senders[receiver] if sender in last and sender != receiver})
+            fleet.task(
+                receiver, inbox={each: last[each] for each in senders[receiver] if each in last and each != receiver}
+            )
             for receiver in sorted(senders)
-        )  # fmt: skip
+        )
         # All hops of a stage happen at once: nobody receives what was made in the same stage.
         last |= {report.client: report for report in list(fleet.run(tasks))}
     server.memory["last"] = last

@@ -14,7 +14,7 @@ from fedloom.runs.store import Store
 from fedloom.runs.study import Study, override, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["SHORT", "resume", "run", "sections_of", "start"]
+__all__ = ["SHORT", "difference", "plain", "resume", "run", "sections_of", "start"]
 
 SHORT = {
     "dataset": "data.name", "model": "model.name", "clients": "fleet.clients", "rounds": "run.rounds",
@@ -43,14 +43,13 @@ def run(
     from fedloom.runs.study import read
 
     base = read(Path(study)) if isinstance(study, str | Path) else study
-    return start(resolve(sections_of(method, options, base or {}, set), str(study) if isinstance(study, str) else ""), watch)
+    return start(
+        resolve(sections_of(method, options, base or {}, set), str(study) if isinstance(study, str) else ""), watch
+    )
 
 
 def sections_of(
-    method: str | None,
-    options: Mapping[str, Any],
-    base: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
+    method: str | None, options: Mapping[str, Any], base: Mapping[str, Any], settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The sections that a study (`base`), settings and options describe, the later over the earlier."""
     sections = override(base, [])
@@ -59,6 +58,8 @@ def sections_of(
             raise choose("option", name, SHORT)
     short = {SHORT[name]: value for name, value in options.items() if value is not None}
     if method is not None:
+        if isinstance(base.get("method"), Mapping) and base["method"].get("name", method) != method:
+            sections["method"] = {}  # another method's settings
         short["method.name"] = method
     for place, value in {**(settings or {}), **short}.items():
         section, dot, key = place.partition(".")
@@ -70,12 +71,21 @@ def sections_of(
     return sections
 
 
+def plain(label: str) -> str:
+    """A label that any file system takes.
+
+    >>> plain("FedDSE, T = 1")
+    'FedDSE_T_1'
+    """
+    return re.sub(r"[^\w.-]+", "_", label)
+
+
 def start(study: Study, watch: Watch | None = None, label: str = "") -> Result:
     """Start a run in a new folder."""
     world = world_of(study.model_dump_json())
     world.check()
-    plain = re.sub(r"[^\w.-]+", "_", label or f"{study.method.name}-{study.data.name}-{study.run.seed}")
-    store = Store.create(Path(study.run.out), plain, study.model_dump_json(indent=1), world.split)
+    name = plain(label or f"{study.method.name}-{study.data.name}-{study.run.seed}")
+    store = Store.create(Path(study.run.out), name, study.model_dump_json(indent=1), world.split)
     return Result(store, experiment(store, world, watch or _nobody))
 
 
@@ -85,8 +95,9 @@ def resume(folder: Path, watch: Watch | None = None) -> Result:
     study = store.study()
     begun = store.begun()
     if begun != study:
-        difference = _difference(begun, study)
-        raise InputError(f"the study of {folder} was changed after the run began: {difference}; start a new run instead")
+        raise InputError(
+            f"the study of {folder} was changed after the run began: {difference(begun, study)}; start a new run"
+        )
     summary = store.read("summary.json")
     if summary is not None:
         return Result(store, summary)
@@ -98,8 +109,10 @@ def _nobody(row: Mapping[str, Any]) -> None:
     """Watches nothing."""
 
 
-def _difference(before: Study, after: Study) -> str:
+def difference(before: Study, after: Study) -> str:
+    """What changed between two studies, but for where the result goes."""
     old, new = before.model_dump(), after.model_dump()
+    old["run"]["out"] = new["run"]["out"]
     return "; ".join(
         f"{section}.{key} was {old[section].get(key)!r} and is {new[section].get(key)!r}"
         for section in new

@@ -42,14 +42,18 @@ class Store:
     @classmethod
     def create(cls, out: Path, label: str, study: str, split: Any) -> Store:
         """A new folder inside `out`, complete as soon as it is visible; an existing one is never touched."""
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"run.out '{out}' cannot be a folder: {error.strerror}") from error
         partial = out / f".new-{os.getpid()}-{datetime.now():%H%M%S%f}"
         (partial / "checkpoints").mkdir(parents=True)
         (partial / "study.json").write_text(study + "\n")
         (partial / ".study.json").write_text(study + "\n")
         environment = {
             "fedloom": __version__, "python": platform.python_version(), "torch": torch.__version__,
-            "machine": platform.machine(), "system": platform.system(), "started": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+            "machine": platform.machine(), "system": platform.system(),
+            "started": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         }  # fmt: skip
         (partial / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
         split.save(partial / "split.npz")
@@ -58,11 +62,9 @@ class Store:
         for number in range(10_000):
             folder = out / (label if number == 0 else f"{label}-{number + 1}")
             try:
-                # mkdir decides between runs that start at the same moment; rename onto an empty folder is atomic.
-                folder.mkdir()
-            except FileExistsError:
+                partial.rename(folder)  # onto a folder that holds something it fails, and whoever comes first wins
+            except OSError:
                 continue
-            partial.rename(folder)
             return cls(folder)
         raise InputError(f"{out} holds 10,000 runs called '{label}'; choose another --out")
 

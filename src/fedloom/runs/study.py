@@ -73,7 +73,9 @@ class Training(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None
     schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
-    decay: Annotated[float, Field(ge=0, le=1)] = 0.1  # step: at each milestone; exponential: each round; cosine: the end
+    decay: Annotated[float, Field(ge=0, le=1)] = (
+        0.1  # step: at each milestone; exponential: each round; cosine: the end
+    )
     milestones: list[Annotated[int, Field(ge=1)]] = []
 
 
@@ -87,7 +89,7 @@ class Evaluate(Section):
 class EngineOf(Section):
     """What runs the clients."""
 
-    name: Literal["auto", "local", "processes", "ray"] = "auto"
+    name: str = "auto"
     trainer: Literal["auto", "reference", "stacked", "graphs"] = "auto"
     workers: Annotated[int, Field(ge=0)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
@@ -132,7 +134,8 @@ class Study(BaseModel):
 SECTIONS = tuple(Study.model_fields)
 DEFAULT_MODELS = {
     "cifar10": "cnn", "svhn": "cnn", "cinic10": "cnn", "cifar100": "resnet18", "tiny_imagenet": "resnet34",
-    "digits_five": "digit_cnn", "mnist_m": "digit_cnn", "synth_digits": "digit_cnn", "pacs": "alexnet", "vlcs": "alexnet",
+    "digits_five": "digit_cnn", "mnist_m": "digit_cnn", "synth_digits": "digit_cnn", "pacs": "alexnet",
+    "vlcs": "alexnet",
 }  # fmt: skip
 
 
@@ -183,7 +186,7 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
         study = Study.model_validate({name: values for name, values in given.items() if name not in bad})
     checks: list[Callable[[], object]] = [
         lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
-        lambda: named("fleet", study), lambda: named("model", study),
+        lambda: named("fleet", study), lambda: named("model", study), lambda: _engine(study),
     ]  # fmt: skip
     for check in checks:
         try:
@@ -195,6 +198,11 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
     named_now = {"model": Open(name=model_name(study), **study.model.fields)}
     named_now["method"] = Open(name=study.method.name or "fedavg", **study.method.fields)
     return study.model_copy(update=named_now)
+
+
+def _engine(study: Study) -> None:
+    if study.engine.name != "auto":
+        find("engine", study.engine.name)
 
 
 def model_name(study: Study) -> str:

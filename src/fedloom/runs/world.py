@@ -25,11 +25,11 @@ from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.questions import QUESTIONS
-from fedloom.runs.study import Study, method_of, named, partition_of
+from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator
 from fedloom.types import Images, Report, Samples, Task
 
-__all__ = ["World", "world_of"]
+__all__ = ["World", "dataset_of", "world_of"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -54,7 +54,9 @@ class World:
         data, model, engine = self.dataset, self.study.model, self.study.engine
         make = partial(build, model.name, channels=data.channels, classes=data.classes, size=data.size, **model.fields)
         dtype, shape = DTYPES[engine.precision], tuple(data.x.shape[1:])
-        return Network(self.method.adapt(make, shape, data.classes), shape, data.classes, dtype=dtype, device=engine.device)
+        return Network(
+            self.method.adapt(make, shape, data.classes), shape, data.classes, dtype=dtype, device=engine.device
+        )
 
     @cached_property
     def images(self) -> Images:
@@ -107,7 +109,9 @@ class World:
                 "--set data.public=1000"
             )
         if self.columns["excluded"].all():
-            raise InputError(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
+            raise InputError(
+                f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
+            )
 
     @cached_property
     def trainer(self) -> Reference:
@@ -154,14 +158,21 @@ class World:
         return Samples(self.images, torch.from_numpy(np.ascontiguousarray(rows)))  # on the CPU, where plans are drawn
 
 
+@lru_cache(maxsize=1)
+def dataset_of(data_json: str) -> Dataset:
+    """The data set of a [data] section; the next study of a grid mostly asks for the same one."""
+    load, options = named("data", Study(data=Data.model_validate_json(data_json)))
+    dataset: Dataset = load(**options)
+    return dataset
+
+
 @lru_cache(maxsize=2)
 def world_of(study_json: str, split_file: Path | None = None) -> World:
     """The world of a study (as JSON, so that a spawned worker can be told); with a saved split, that one."""
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    load, options = named("data", study)
-    dataset = load(**options)
+    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise"}))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file))
     divided = split(

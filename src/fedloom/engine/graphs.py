@@ -1,0 +1,299 @@
+"""The graphs trainer (CUDA): a client's step is captured once and replayed, clients side by side on streams.
+
+An eager step of a small network is mostly the host's time for launching kernels. Captured as a CUDA graph it is one
+launch. A *machine* holds static memory for one client (or for K stacked ones: `engine/stacked.py`) and one graph a kind
+of step (variant, batch size). Its graphs read their batch from a table of row numbers by a counter that they advance
+themselves, and write the samples' losses into another table, so that a whole fit is a row of replays during which the
+host neither waits nor copies. Machines of equal signature are kept and used again in later rounds; ten clients of five
+widths are ten machines on ten streams.
+
+What is not captured: measures (large batches, the reference does them), and steps that cannot be hashed or captured;
+the log says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.engine.reference import Eager, Reference
+from fedloom.engine.stacked import Stack, signature, stackable, timetable, wasted
+from fedloom.network import Network
+from fedloom.types import Fit, Fitted, Images, Request, Step, Tensors
+
+__all__ = ["Graphs"]
+
+log = logging.getLogger("fedloom.engine")
+STREAMS = 16
+SIDE_BY_SIDE = 32  # machines of one signature; more clients run in waves
+STACK_BELOW = 2_000_000  # forward MACs a sample: smaller networks gain by stacking, larger ones by streams
+STACK_FROM = 8  # clients
+Kind = tuple[int, tuple[int, ...], bool]  # variant, batch sizes, masked
+
+
+class Machine:
+    """Static memory and captured steps for one fit at a time (or for one stack of fits)."""
+
+    def __init__(self, network: Network, fits: Sequence[Fit], stream: torch.cuda.Stream, steps: int) -> None:
+        self.network, self.stream, self.steps, self.stacked = network, stream, steps, len(fits) > 1
+        self.pool, self.graphs = torch.cuda.graph_pool_handle(), dict[Kind, torch.cuda.CUDAGraph]()
+        first = fits[0]
+        self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
+        self.model = Eager(network, training=True)
+        images = first.plan.images
+        self.images = Images(images.x, images.y, images.mean.clone(), images.std.clone())
+        self.rows: dict[tuple[int, ...], Tensor] = {}
+        self.active: dict[tuple[int, ...], Tensor] = {}
+        self.losses: dict[tuple[int, ...], Tensor] = {}
+        self.count: dict[tuple[int, ...], Tensor] = {}
+        if self.stacked:
+            self.stack = Stack(network, fits, self.model)
+            self.tensors, self.slots = self.stack.tensors, self.stack.slots
+            self.fixed: Mapping[str, Any] = self.stack.joint.fixed
+        else:
+            self.tensors = {name: tensor.detach().clone() for name, tensor in first.tensors.items()}
+            for name, tensor in self.tensors.items():
+                tensor.requires_grad_(tensor.is_floating_point() and name not in network.buffers)
+            trained = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+            self.slots = self.variants[0].slots(trained)
+            self.fixed = {name: _clone(value) for name, value in first.fixed.items()}
+        self.first_slots = {kind: {n: t.clone() for n, t in slot.items()} for kind, slot in self.slots.items()}
+
+    @torch.no_grad()
+    def load(
+        self, fits: Sequence[Fit], orders: Mapping[tuple[int, ...], Tensor], masks: Mapping[tuple[int, ...], Tensor]
+    ) -> None:
+        """Copy a fit (or K of them) into the static memory."""
+        for name, tensor in self.tensors.items():
+            sources = [fit.tensors[name].detach() for fit in fits]
+            tensor.copy_(torch.stack(sources) if self.stacked else sources[0])
+        _copy([t for slot in self.slots.values() for t in slot.values()],
+              [t for slot in self.first_slots.values() for t in slot.values()])  # fmt: skip
+        for name, value in self.fixed.items():
+            own = [fit.fixed[name] for fit in fits]
+            for target, part in _pairs(value, own[0] if not self.stacked or name == "lr" else _stacked(own)):
+                target.copy_(part)
+        self.images.mean.copy_(fits[0].plan.images.mean)
+        self.images.std.copy_(fits[0].plan.images.std)
+        for sizes, rows in orders.items():
+            if sizes not in self.rows:
+                self._allocate(sizes, rows)
+            self.rows[sizes][: len(rows)].copy_(rows, non_blocking=True)
+            self.count[sizes].zero_()
+            if sizes in masks:
+                self.active[sizes][: len(rows)].copy_(masks[sizes], non_blocking=True)
+
+    def _allocate(self, sizes: tuple[int, ...], rows: Tensor) -> None:
+        device = self.network.device
+        clients = next(iter(self.tensors.values())).shape[0] if self.stacked else 1
+        self.rows[sizes] = torch.zeros(self.steps, *rows.shape[1:], dtype=torch.long, device=device)
+        self.active[sizes] = torch.ones(self.steps, clients, dtype=torch.bool, device=device)
+        self.losses[sizes] = torch.zeros(self.steps, clients * sizes[0], dtype=torch.float32, device=device)
+        self.count[sizes] = torch.zeros(1, dtype=torch.long, device=device)
+
+    def advance(self, kind: Kind) -> None:
+        """One step: read the next rows, update, write the losses, move the counter on."""
+        variant, sizes, masked = kind
+        count = self.count[sizes]
+        rows = self.rows[sizes].index_select(0, count).squeeze(0)
+        if self.stacked:
+            active = self.active[sizes].index_select(0, count).squeeze(0) if masked else None
+            losses = self.stack.advance(self.images, rows, active).reshape(-1)
+        else:
+            batches = [self.images.batch(part) for part in rows.split(list(sizes))]  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                losses = self.variants[variant](self.model, self.tensors, self.slots, self.fixed, batches)
+        self.losses[sizes].index_copy_(0, count, losses.float()[None])
+        count.add_(1)
+
+    def capture(self, kind: Kind) -> None:
+        """Record a step as a graph; what the trial steps did to the static memory is overwritten by the next load."""
+        for _ in range(3):
+            self.count[kind[1]].zero_()
+            self.advance(kind)
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            self.advance(kind)
+        self.graphs[kind] = graph
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else {name: tensor.clone() for name, tensor in value.items()}
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.stack(list(values))
+    return {name: torch.stack([value[name] for value in values]) for name in values[0]}
+
+
+def _pairs(static: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
+    return (
+        [(static, given)] if isinstance(static, Tensor) else [(tensor, given[name]) for name, tensor in static.items()]
+    )
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+class _Job:
+    """Some fits on their way through a machine."""
+
+    def __init__(self, numbers: list[int], fits: list[Fit]) -> None:
+        self.numbers, self.fits, self.kinds = numbers, fits, list[Kind]()
+        self.orders: dict[tuple[int, ...], Tensor] = {}
+        self.masks: dict[tuple[int, ...], Tensor] = {}
+        rows: dict[tuple[int, ...], list[Tensor]] = {}
+        masks: dict[tuple[int, ...], list[Tensor]] = {}
+        if len(fits) > 1:
+            for size, table, active in timetable([fit.plan for fit in fits]):
+                rows.setdefault((size,), []).append(table)
+                everybody = torch.ones(len(fits), dtype=torch.bool)
+                masks.setdefault((size,), []).append(everybody if active is None else active)
+                self.kinds.append((0, (size,), active is not None))
+        else:
+            for step, variant in zip(fits[0].plan.steps, fits[0].plan.variants, strict=True):
+                sizes = tuple(len(part) for part in step)
+                rows.setdefault(sizes, []).append(torch.cat(step))
+                self.kinds.append((variant, sizes, False))
+        self.orders = {sizes: torch.stack(each).pin_memory() for sizes, each in rows.items()}
+        self.masks = {sizes: torch.stack(each) for sizes, each in masks.items()}
+
+    @property
+    def steps(self) -> int:
+        """The longest table it needs."""
+        return max(len(rows) for rows in self.orders.values())
+
+
+class Graphs(Reference):
+    """Captured steps on parallel streams; small networks stacked. Measures run as in the reference."""
+
+    window = 256
+
+    def __init__(self, network: Network, *, deadline: float | None = None, stack: bool = True) -> None:
+        super().__init__(network, deadline=deadline)
+        self.stack = stack
+        self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+        self._machines: dict[tuple[object, ...], list[Machine]] = {}
+        self._said: set[str] = set()
+
+    def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
+        """One answer a request."""
+        answers: dict[int, Fitted | Tensors | Exception] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for number, request in enumerate(requests):
+            if isinstance(request, Fit) and (key := self._key(request)) is not None:
+                groups.setdefault(key, []).append(number)
+        jobs = [(key, job) for key, numbers in groups.items() for job in self._jobs(numbers, requests)]
+        while jobs:
+            wave, jobs, used = jobs, [], dict[tuple[object, ...], int]()
+            now = []
+            for key, job in wave:
+                full = (*key, len(job.fits))
+                if used.get(full, 0) < SIDE_BY_SIDE:
+                    now.append((self._machine(full, used.get(full, 0), job), job))
+                    used[full] = used.get(full, 0) + 1
+                else:
+                    jobs.append((key, job))
+            answers |= self._replay(now)
+        alone = [number for number in range(len(requests)) if number not in answers]
+        answers |= dict(zip(alone, super().solve([requests[number] for number in alone]), strict=True))
+        return [answers[number] for number in range(len(requests))]
+
+    def _key(self, fit: Fit) -> tuple[object, ...] | None:
+        try:
+            key = signature(fit)
+            hash(key)
+        except TypeError as error:
+            self._say(f"{type(fit.step).__name__} runs step by step: {error}")
+            return None
+        # The rate is a tensor of static memory here; what matters is that a stack shares one.
+        return key if self.stack else key[:-1]
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("graphs: %s", text)
+
+    def _jobs(self, numbers: list[int], requests: Sequence[Request]) -> list[_Job]:
+        fits = [request for number in numbers if isinstance(request := requests[number], Fit)]
+        small = self.network.macs(fits[0].tensors) < STACK_BELOW if stackable(fits[0]) else False
+        if self.stack and small and len(fits) >= STACK_FROM and all(stackable(fit) for fit in fits):
+            plans = [fit.plan for fit in fits]
+            if wasted(plans, timetable(plans)) <= 2:
+                return [_Job(numbers, fits)]
+        return [_Job([number], [fit]) for number, fit in zip(numbers, fits, strict=True)]
+
+    def _machine(self, key: tuple[object, ...], place: int, job: _Job) -> Machine:
+        machines = self._machines.setdefault(key, [])
+        if place < len(machines) and machines[place].steps >= job.steps:
+            return machines[place]
+        stream = self._streams[(len(machines) + len(self._machines)) % STREAMS]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            made = Machine(self.network, job.fits, stream, max(64, 1 << (job.steps - 1).bit_length()))
+        machines[place : place + 1] = [made]
+        return made
+
+    def _replay(self, now: Sequence[tuple[Machine, _Job]]) -> dict[int, Fitted | Exception]:
+        begin, main = perf_counter(), torch.cuda.current_stream()
+        for machine, job in now:
+            machine.stream.wait_stream(main)
+            with torch.cuda.stream(machine.stream):
+                machine.load(job.fits, job.orders, job.masks)
+                missing = [kind for kind in dict.fromkeys(job.kinds) if kind not in machine.graphs]
+                for kind in missing:
+                    machine.capture(kind)
+                if missing:
+                    machine.load(job.fits, job.orders, job.masks)
+        for number in range(max((len(job.kinds) for _, job in now), default=0)):
+            for machine, job in now:
+                if number < len(job.kinds):
+                    with torch.cuda.stream(machine.stream):
+                        machine.graphs[job.kinds[number]].replay()
+        results = []
+        for machine, job in now:
+            with torch.cuda.stream(machine.stream):
+                results += self._unload(machine, job)
+        for machine, _ in now:
+            main.wait_stream(machine.stream)
+        sums = torch.stack([sums for *_, sums in results]).tolist()  # the one wait of a wave
+        seconds = (perf_counter() - begin) / max(1, len(results))
+        answers: dict[int, Fitted | Exception] = {}
+        for (number, fit, tensors, counted, _), (loss, squared) in zip(results, sums, strict=True):
+            steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
+            samples, early = counted
+            answers[number] = Fitted(
+                tensors, len(fit.plan.steps), samples, loss / samples, squared / early, self._cost(fit, steps), seconds
+            )
+        return answers
+
+    @torch.no_grad()
+    def _unload(self, machine: Machine, job: _Job) -> list[tuple[int, Fit, Tensors, tuple[int, int], Tensor]]:
+        """Each fit's tensors, and the sums that its numbers are made of."""
+        out = []
+        for place, (number, fit) in enumerate(zip(job.numbers, job.fits, strict=True)):
+            chosen = {n: t[place] if machine.stacked else t for n, t in machine.tensors.items()}
+            tensors = {name: tensor.detach().clone() for name, tensor in chosen.items()}
+            total, squares, samples, early = [], [], 0, 0
+            for sizes in job.orders:
+                mine = [n for n, step in enumerate(fit.plan.steps) if tuple(len(part) for part in step) == sizes]
+                first = sum(n < fit.plan.epoch for n in mine)
+                losses = machine.losses[sizes][: len(job.orders[sizes])].double()
+                if machine.stacked:
+                    losses = losses.reshape(len(losses), len(job.fits), -1)[:, place]
+                    losses = losses[job.masks[sizes][:, place].to(losses.device, non_blocking=True)]
+                total.append(losses.sum())
+                squares.append(losses[:first].square().sum())
+                samples, early = samples + len(mine) * sizes[0], early + first * sizes[0]
+            sums = torch.stack([torch.stack(total).sum(), torch.stack(squares).sum()])
+            out.append((number, fit, tensors, (samples, early), sums))
+        return out
