@@ -153,19 +153,30 @@ class _Job:
         self.masks: dict[tuple[int, ...], Tensor] = {}
         rows: dict[tuple[int, ...], list[Tensor]] = {}
         masks: dict[tuple[int, ...], list[Tensor]] = {}
+        everybody = torch.ones(len(fits), dtype=torch.bool)
         if len(fits) > 1:
             for size, table, active in timetable([fit.plan for fit in fits]):
                 rows.setdefault((size,), []).append(table)
-                everybody = torch.ones(len(fits), dtype=torch.bool)
                 masks.setdefault((size,), []).append(everybody if active is None else active)
                 self.kinds.append((0, (size,), active is not None))
         else:
             for step, variant in zip(fits[0].plan.steps, fits[0].plan.variants, strict=True):
                 sizes = tuple(len(part) for part in step)
                 rows.setdefault(sizes, []).append(torch.cat(step))
+                masks.setdefault(sizes, []).append(everybody)
                 self.kinds.append((variant, sizes, False))
         self.orders = {sizes: torch.stack(each).pin_memory() for sizes, each in rows.items()}
         self.masks = {sizes: torch.stack(each) for sizes, each in masks.items()}
+        self.weights = {sizes: self._weights(sizes, mask) for sizes, mask in self.masks.items()}
+
+    def _weights(self, sizes: tuple[int, ...], mask: Tensor) -> Tensor:
+        """Which beats count for each fit, and which of those lie in its first epoch: (2, beats, fits)."""
+        first = [
+            sum(tuple(len(part) for part in step) == sizes for step in fit.plan.steps[: fit.plan.epoch])
+            for fit in self.fits
+        ]
+        early = mask & (mask.long().cumsum(0) <= torch.tensor(first))
+        return torch.stack([mask, early]).double().pin_memory()
 
     @property
     def steps(self) -> int:
@@ -181,7 +192,7 @@ class Graphs(Reference):
     def __init__(self, network: Network, *, deadline: float | None = None, stack: bool = True) -> None:
         super().__init__(network, deadline=deadline)
         self.stack = stack
-        self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+        self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
         self._machines: dict[tuple[object, ...], list[Machine]] = {}
         self._said: set[str] = set()
 
@@ -203,7 +214,13 @@ class Graphs(Reference):
                     used[full] = used.get(full, 0) + 1
                 else:
                     jobs.append((key, job))
-            answers |= self._replay(now)
+            try:
+                answers |= self._replay(now)
+            except RuntimeError as error:
+                # Whatever cannot be captured still runs, one step after another.
+                self._say(f"a step could not be captured and runs step by step: {str(error).splitlines()[0]}")
+                for full in used:
+                    self._machines.pop(full, None)
         alone = [number for number in range(len(requests)) if number not in answers]
         answers |= dict(zip(alone, super().solve([requests[number] for number in alone]), strict=True))
         return [answers[number] for number in range(len(requests))]
@@ -259,41 +276,39 @@ class Graphs(Reference):
                 if number < len(job.kinds):
                     with torch.cuda.stream(machine.stream):
                         machine.graphs[job.kinds[number]].replay()
-        results = []
+        done: list[Tensors] = []
+        sums: list[Tensor] = []
         for machine, job in now:
             with torch.cuda.stream(machine.stream):
-                results += self._unload(machine, job)
+                tensors, total = self._unload(machine, job)
+            done, sums = done + tensors, [*sums, total]
         for machine, _ in now:
             main.wait_stream(machine.stream)
-        sums = torch.stack([sums for *_, sums in results]).tolist()  # the one wait of a wave
-        seconds = (perf_counter() - begin) / max(1, len(results))
-        answers: dict[int, Fitted | Exception] = {}
-        for (number, fit, tensors, counted, _), (loss, squared) in zip(results, sums, strict=True):
-            steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-            samples, early = counted
-            answers[number] = Fitted(
-                tensors, len(fit.plan.steps), samples, loss / samples, squared / early, self._cost(fit, steps), seconds
-            )
-        return answers
+        losses, squares = torch.cat(sums, dim=1).tolist()  # the one wait of a wave
+        seconds = (perf_counter() - begin) / max(1, len(done))
+        fits = [(number, fit) for _, job in now for number, fit in zip(job.numbers, job.fits, strict=True)]
+        return {
+            number: self._fitted(fit, tensors, loss, squared, seconds)
+            for (number, fit), tensors, loss, squared in zip(fits, done, losses, squares, strict=True)
+        }
+
+    def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
+        sizes = [len(rows[0]) for rows in fit.plan.steps]
+        samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
+        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
+        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit, steps), seconds)
 
     @torch.no_grad()
-    def _unload(self, machine: Machine, job: _Job) -> list[tuple[int, Fit, Tensors, tuple[int, int], Tensor]]:
-        """Each fit's tensors, and the sums that its numbers are made of."""
-        out = []
-        for place, (number, fit) in enumerate(zip(job.numbers, job.fits, strict=True)):
-            chosen = {n: t[place] if machine.stacked else t for n, t in machine.tensors.items()}
-            tensors = {name: tensor.detach().clone() for name, tensor in chosen.items()}
-            total, squares, samples, early = [], [], 0, 0
-            for sizes in job.orders:
-                mine = [n for n, step in enumerate(fit.plan.steps) if tuple(len(part) for part in step) == sizes]
-                first = sum(n < fit.plan.epoch for n in mine)
-                losses = machine.losses[sizes][: len(job.orders[sizes])].double()
-                if machine.stacked:
-                    losses = losses.reshape(len(losses), len(job.fits), -1)[:, place]
-                    losses = losses[job.masks[sizes][:, place].to(losses.device, non_blocking=True)]
-                total.append(losses.sum())
-                squares.append(losses[:first].square().sum())
-                samples, early = samples + len(mine) * sizes[0], early + first * sizes[0]
-            sums = torch.stack([torch.stack(total).sum(), torch.stack(squares).sum()])
-            out.append((number, fit, tensors, (samples, early), sums))
-        return out
+    def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:
+        """Each fit's tensors; and the sums of losses and of early squared losses, one column a fit."""
+        done = {name: tensor.detach().clone() for name, tensor in machine.tensors.items()}
+        clients = len(job.fits)
+        total = torch.zeros(2, clients, dtype=torch.float64, device=self.network.device)
+        for sizes, weights in job.weights.items():
+            losses = machine.losses[sizes][: weights.shape[1]].double().reshape(-1, clients, sizes[0])
+            counted = weights.to(total.device, non_blocking=True)
+            total[0] += (losses.sum(2) * counted[0]).sum(0)
+            total[1] += (losses.square().sum(2) * counted[1]).sum(0)
+        if not machine.stacked:
+            return [done], total
+        return [{name: tensor[place] for name, tensor in done.items()} for place in range(clients)], total

@@ -31,7 +31,7 @@ View = Callable[[Tensors], Tensors]
 
 @dataclass(frozen=True)
 class First:
-    """Slices of tensors from the start of every axis; equal for equal shapes, so that a captured step is found again."""
+    """Slices from the start of every axis; equal for equal shapes, so that a captured step is found again."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 

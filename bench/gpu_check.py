@@ -1,0 +1,53 @@
+"""On a GPU: fast trainers agree with the reference, for every method; and how much faster they are.
+
+python bench/gpu_check.py agree | speed
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import fedloom
+from fedloom import wire
+from fedloom.registry import entries
+
+METHODS = [name for name in sorted(entries("method"))]
+OWN = {"depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]}}
+
+
+def final(method: str, trainer: str, out: Path, **more: object) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    settings = {
+        "engine.trainer": trainer, "engine.precision": "float64", "engine.device": "cuda", "engine.name": "local",
+        "train.momentum": 0.9, "train.weight_decay": 1e-3, "train.clip": 1.0, "train.batch_size": 16, "train.epochs": 2,
+        "fleet.weak": "ignore", "data.public": 60, "model.name": "lenet5_bn", **OWN.get(method, {}), **more,
+    }  # fmt: skip
+    result = fedloom.run(method, set=settings, rounds=2, clients=10, out=out, partition="dirichlet:1.0", fleet="low")
+    (path,) = (result.folder / "checkpoints").glob("server*")
+    return wire.load(path)["tensors"], result.summary
+
+
+def agree() -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with tempfile.TemporaryDirectory() as folder:
+        for method in METHODS:
+            try:
+                truth, summary = final(method, "reference", Path(folder))
+                line = f"{method:12s} reference acc {summary['local_accuracy']:.4f} fail {summary['failures']}"
+                for trainer in ("graphs", "stacked"):
+                    begin = time.perf_counter()
+                    found, other = final(method, trainer, Path(folder))
+                    gap = max(float((truth[n].double() - found[n].double()).abs().max()) for n in truth)
+                    line += f" | {trainer} gap {gap:.1e} fail {other['failures']} {time.perf_counter() - begin:.1f}s"
+                print(line, flush=True)
+            except Exception as error:
+                print(method, "BROKE", type(error).__name__, str(error)[:300], flush=True)
+
+
+if __name__ == "__main__":
+    {"agree": agree}[sys.argv[1]]()
