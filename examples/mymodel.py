@@ -1,6 +1,6 @@
 """A model of one's own: any nn.Module. It is given those of channels, classes and size that its __init__ names.
 
-Run it with: PYTHONPATH=. fedloom run fedavg --model examples.mymodel:TwoLayers --set model.width=32
+Run it with: fedloom run fedavg --model examples.mymodel:TwoLayers --set model.width=32
 """
 
 from torch import Tensor, nn

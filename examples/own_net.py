@@ -20,7 +20,9 @@ class OwnNet(nn.Module):
         self.shrink = nn.Conv2d(2 * width, width, 1)
         self.fine = nn.Conv2d(width, width, 3, padding=1)
         self.coarse = nn.Conv2d(width, width // 2, 1)
+        self.both_norm = nn.BatchNorm2d(width + width // 2)
         self.mix = nn.Conv2d(width + width // 2, 2 * width, 3, stride=2, padding=1)
+        self.mix_norm = nn.BatchNorm2d(2 * width)
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,6 +30,6 @@ class OwnNet(nn.Module):
         x = torch.relu(self.stem_norm(self.stem(x)))
         inner = torch.relu(self.norm(self.depthwise(torch.relu(self.expand(x)))))
         x = torch.relu(x + self.shrink(inner))
-        both = torch.cat([torch.relu(self.fine(x)), torch.relu(self.coarse(x))], dim=1)
-        logits: Tensor = self.head(torch.relu(self.mix(both)).mean((2, 3)))
+        both = torch.relu(self.both_norm(torch.cat([self.fine(x), self.coarse(x)], dim=1)))
+        logits: Tensor = self.head(torch.relu(self.mix_norm(self.mix(both))).mean((2, 3)))
         return logits

@@ -6,6 +6,7 @@ import re
 import shlex
 import textwrap
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +62,9 @@ def of(*languages: str):
 
 def commands(block: Block) -> list[list[str]]:
     """The words after `fedloom` of every command line: all lines of sh blocks, lines after `$` of console blocks."""
-    found = []
+    found: list[list[str]] = []
+    if block.language not in SHELLS:
+        return found
     for line in block.text.replace("\\\n", " ").splitlines():
         if block.language == "console" and not line.startswith("$ "):
             continue
@@ -73,7 +76,7 @@ def commands(block: Block) -> list[list[str]]:
     return found
 
 
-LINES = [(block.place, words) for block in BLOCKS if block.language in SHELLS for words in commands(block)]
+LINES = [(block.place, words) for block in BLOCKS for words in commands(block)]
 every_line = pytest.mark.parametrize(("place", "words"), LINES, ids=[f"{place} {' '.join(w)}" for place, w in LINES])
 
 
@@ -154,14 +157,13 @@ def test_command_lines_parse(place, words):
     name, *arguments = words
     if name.startswith("-"):
         command: click.Command = COMMANDS
-        arguments = words
+        arguments = list(words)
     else:
         assert name in COMMANDS.commands, f"{place}: no command '{name}'"
         command = COMMANDS.commands[name]
     try:
-        command.make_context(f"fedloom {name}", arguments)
-    except click.exceptions.Exit as ended:  # --help and --version
-        assert ended.exit_code == 0
+        with suppress(click.exceptions.Exit):  # --help and --version
+            command.make_context(f"fedloom {name}", arguments)
     except click.ClickException as error:
         pytest.fail(f"{place}: fedloom {' '.join(words)}: {error.format_message()}")
 
@@ -172,7 +174,7 @@ def test_studies_of_command_lines_are_sound(place, words):
     name, *arguments = words
     if name not in ("run", "compare") or "--help" in arguments:
         return
-    given = COMMANDS.commands[name].make_context(name, arguments).params
+    given = COMMANDS.commands[name].make_context(name, list(arguments)).params
     options = {key: given[key] for key in STUDY_OPTIONS if key != "settings"}
     files = [ROOT / word for word in given["what"] if word.endswith(".toml")]
     sections = override(read(files[0]) if files else {}, given["settings"] or [])

@@ -15,7 +15,7 @@ LAYERS = [
     {"errors", "encoding", "seeds"},
     {"wire", "registry"},
     {"settings", "types"},
-    {"units", "models", "data"},
+    {"units", "models", "data", "augment"},
     {"network"},
     {"client"},
     {"fleet", "readings", "questions"},

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedloom import wire
+from fedloom.augment import Augmentation
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
-from fedloom.types import NEVER, Moment, Plan, Samples, Task, Tensors, Train, Where
+from fedloom.types import NEVER, Images, Moment, Plan, Samples, Task, Tensors, Train, Where
 
 __all__ = ["Client", "States"]
 
@@ -36,6 +38,7 @@ class Client:
     validation: Samples
     test: Samples
     capacity: float = 1.0
+    augment: Augmentation | None = None
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -109,23 +112,34 @@ class Client:
         if not min(len(part) for part in parts):
             raise ValueError(f"client {self.id} has no samples to train on")
         train, generator = train or self.task.train, self.generator(f"plan {purpose}")
-        uses = sum(part is parts[0] for part in parts)
-        epoch = max(1, len(_cut(parts[0].rows, train.batch_size)) // uses)
-        count = train.steps if train.steps is not None else train.epochs * epoch
-        shared = {id(part): sum(part is other for other in parts) for part in parts}
-        streams = {id(part): _batches(part.rows, train.batch_size, generator, shared[id(part)]) for part in parts}
-        steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(count)]
-        drawn = torch.randint(variants, (count,), generator=generator).tolist() if variants > 1 else [0] * count
-        return Plan(parts[0].images, steps, drawn, min(epoch, count), self._seed(purpose))
+        uses = {id(part): sum(part is other for other in parts) for part in parts}
+        epoch = max(1, len(_cut(parts[0].rows, train.batch_size)) // uses[id(parts[0])])
+        number = train.steps if train.steps is not None else train.epochs * epoch
+        pools = {id(part): self._pool(part, -(-number // epoch), generator) for part in parts}
+        streams = {key: _batches(pool, train.batch_size, generator, uses[key]) for key, (_, pool) in pools.items()}
+        steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(number)]
+        drawn = torch.randint(variants, (number,), generator=generator).tolist() if variants > 1 else [0] * number
+        images, _ = pools[id(parts[0])]
+        return Plan(images, steps, drawn, min(epoch, number), self._seed(purpose))
+
+    def _pool(self, part: Samples, epochs: int, generator: torch.Generator) -> tuple[Images, list[Tensor]]:
+        """Images to draw from and, epoch by epoch, their rows: the client's as they are, or augmented copies."""
+        if self.augment is None or part is not self.train:
+            return part.images, [part.rows]
+        own = part.rows.to(part.images.x.device)
+        copies = torch.cat([self.augment(part.images.x[own], generator) for _ in range(epochs)])
+        images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)
+        return images, [torch.arange(len(own)) + number * len(own) for number in range(epochs)]
 
     def _seed(self, purpose: str) -> int:
         return seed_of(self.seed, self.task.round, self.task.stage, self.id, purpose)
 
 
-def _batches(rows: Tensor, size: int, generator: torch.Generator, uses: int = 1) -> Iterator[Tensor]:
-    while True:
-        order = torch.randperm(len(rows), generator=generator).to(rows.device)
-        batches = _cut(rows[order], size)
+def _batches(pool: Sequence[Tensor], size: int, generator: torch.Generator, uses: int) -> Iterator[Tensor]:
+    """Epoch after epoch over the pool's rows, each shuffled; after the last, the last again."""
+    for number in count():
+        rows = pool[min(number, len(pool) - 1)]
+        batches = _cut(rows[torch.randperm(len(rows), generator=generator)], size)
         # Batches of one step come from one permutation, so that they share no sample; with a single batch they must.
         yield from batches[: max(uses, len(batches) // uses * uses)]
 

@@ -34,9 +34,11 @@ class Network:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        half: bool = False,
     ) -> None:
         self.build, self.shape, self.classes = build, shape, classes
         self.dtype, self.device = dtype, torch.device(device)
+        self.half = half  # matrix products and convolutions in bfloat16, channels last; tensors stay as they are
         self.module = initialise(build, 0)
         self.names = tuple(self.module.state_dict())
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())

@@ -162,6 +162,7 @@ class Images:
     y: Tensor
     mean: Tensor  # (C, 1, 1), on the scale 0..1
     std: Tensor
+    own: bool = False  # made for one fit (augmented copies), not shared by all clients
 
     def batch(self, rows: Tensor) -> Batch:
         """The named rows, normalised, in the type of `mean`."""

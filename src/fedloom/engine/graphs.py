@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engine.reference import Eager, Reference
-from fedloom.engine.stacked import Stack, signature, stackable, timetable, wasted
+from fedloom.engine.stacked import Stack, room, signature, stackable, timetable, wasted
 from fedloom.network import Network
 from fedloom.types import Fit, Fitted, Images, Request, Step, Tensors
 
@@ -46,7 +46,10 @@ class Machine:
         self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
         self.model = Eager(network, training=True)
         images = first.plan.images
-        self.images = Images(images.x, images.y, images.mean.clone(), images.std.clone())
+        x, y = images.x, images.y
+        if images.own:
+            x, y = x.new_zeros(room(images), *x.shape[1:]), y.new_zeros(room(images))
+        self.images = Images(x, y, images.mean.clone(), images.std.clone(), images.own)
         self.rows: dict[tuple[int, ...], Tensor] = {}
         self.active: dict[tuple[int, ...], Tensor] = {}
         self.losses: dict[tuple[int, ...], Tensor] = {}
@@ -78,8 +81,12 @@ class Machine:
             own = [fit.fixed[name] for fit in fits]
             for target, part in _pairs(value, own[0] if not self.stacked or name == "lr" else _stacked(own)):
                 target.copy_(part)
-        self.images.mean.copy_(fits[0].plan.images.mean)
-        self.images.std.copy_(fits[0].plan.images.std)
+        images = fits[0].plan.images
+        if images.own:
+            self.images.x[: len(images.x)].copy_(images.x)
+            self.images.y[: len(images.y)].copy_(images.y)
+        self.images.mean.copy_(images.mean)
+        self.images.std.copy_(images.std)
         for sizes, rows in orders.items():
             if sizes not in self.rows:
                 self._allocate(sizes, rows)
@@ -232,8 +239,8 @@ class Graphs(Reference):
         except TypeError as error:
             self._say(f"{type(fit.step).__name__} runs step by step: {error}")
             return None
-        # The rate is a tensor of static memory here; what matters is that a stack shares one.
-        return key if self.stack else key[:-1]
+        # The rate is copied into static memory: another one needs no other machine.
+        return key[:-1]
 
     def _say(self, text: str) -> None:
         if text not in self._said:

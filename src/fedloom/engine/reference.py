@@ -26,8 +26,13 @@ class Eager:
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
-        logits: Tensor = self.network.bound(tensors, training=self.training, scaler=scaler)(x)
-        return logits
+        module = self.network.bound(tensors, training=self.training, scaler=scaler)
+        if not self.network.half:
+            logits: Tensor = module(x)
+            return logits
+        with torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False):
+            logits = module(x.contiguous(memory_format=torch.channels_last))
+        return logits.to(self.network.dtype)
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""

@@ -31,14 +31,24 @@ Beat = tuple[int, Tensor, Tensor | None]  # batch size, rows of all clients (K, 
 
 def stackable(fit: Fit) -> bool:
     """Whether a fit's step can run for many clients at once: a plain descent with one batch a step."""
-    return isinstance(fit.step, Descent) and fit.step.view is None and all(len(rows) == 1 for rows in fit.plan.steps)
+    if not isinstance(fit.step, Descent) or fit.step.view is not None or fit.plan.images.own:
+        return False
+    return all(len(rows) == 1 for rows in fit.plan.steps)
 
 
 def signature(fit: Fit) -> tuple[object, ...]:
     """What two fits must have in common to share a step: step, shapes, the set of images and the rate."""
     fixed = tuple((name, _shapes(value)) for name, value in fit.fixed.items())
     step = tuple(fit.step) if isinstance(fit.step, Sequence) else fit.step
-    return step, _shapes(fit.tensors), fixed, id(fit.plan.images.x), id(fit.fixed.get("lr"))
+    images = fit.plan.images
+    # Augmented copies are another tensor in every fit; what counts is their shape.
+    where = (room(images), images.x.shape[1:]) if images.own else id(images.x)
+    return step, _shapes(fit.tensors), fixed, where, id(fit.fixed.get("lr"))
+
+
+def room(images: Images) -> int:
+    """Places that a copy of these images needs, rounded up so that clients of like size share it."""
+    return 1 << (len(images.x) - 1).bit_length()
 
 
 def _shapes(value: Tensor | Mapping[str, Tensor]) -> object:

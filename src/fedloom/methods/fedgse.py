@@ -59,15 +59,15 @@ class FedGSE(FedAvg):
         rows, labels = self._similar(server, fleet, int(client))
         data, generator = fleet.home.train, fleet.torch_generator("similar", int(client))
         if len(rows) > self.samples:
-            rows = rows[torch.randperm(len(rows), generator=generator)[: self.samples].to(rows.device)]
-        reading, samples = Gradient(labels[rows]), Samples(data.images, data.rows[rows])
+            rows = rows[torch.randperm(len(rows), generator=generator)[: self.samples]]
+        reading, samples = Gradient(labels[rows].to(server.network.device)), Samples(data.images, data.rows[rows])
         (scores,) = fleet.solve(Measure(server.tensors, reading, samples, batch_size=len(rows)))
         return Scored()(server.network, float(fleet.columns["capacity"][client]), server.round, generator, scores)
 
     def _similar(self, server: Server, fleet: Fleet, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which public samples (by position) and which labels for all of them."""
         data, last = fleet.home.train, server.memory.get("last", {})
-        truth, everything = data.images.y[data.rows], torch.arange(len(data), device=data.rows.device)
+        truth, everything = data.images.y.cpu()[data.rows], torch.arange(len(data))
         if client not in last and self.labels == "spl":
             return everything, truth
         model: Tensors = server.tensors
@@ -77,6 +77,6 @@ class FedGSE(FedAvg):
             model |= {name: dense(value) for name, value in last[client].tensors.items()}
         (read,) = fleet.solve(Measure(model, Predictions(), data, batch_size=len(data)))
         if self.labels == "csl":
-            return everything, read["predicted"]
-        right = (read["predicted"] == truth).nonzero().squeeze(1)
+            return everything, read["predicted"].cpu()
+        right = (read["predicted"].cpu() == truth).nonzero().squeeze(1)
         return (right if len(right) else everything), truth

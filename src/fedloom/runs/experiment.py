@@ -33,20 +33,23 @@ TIMES = 20  # evaluations and checkpoints a run, about, unless the study says ot
 
 def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
     """Run a study from its last checkpoint to its end; gives the summary."""
-    with _one_thread(world.study.engine.device), _engine(store, world) as engine:
+    with _arithmetic(world.study.engine.device, world.study.engine.precision), _engine(store, world) as engine:
         return Experiment(store, world, engine).run(watch)
 
 
 @contextmanager
-def _one_thread(device: str) -> Iterator[None]:
-    """One thread for arithmetic on the CPU, in every engine: sums of several threads are not the same sums."""
-    before = torch.get_num_threads()
+def _arithmetic(device: str, precision: str) -> Iterator[None]:
+    """On the CPU one thread, in every engine: sums of several threads are not the same sums. On a GPU TF32 as asked."""
+    threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
     if device == "cpu":
         torch.set_num_threads(1)
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision in ("tf32", "bf16")
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 @contextmanager

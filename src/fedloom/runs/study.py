@@ -50,6 +50,7 @@ class Data(Open):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     public: Annotated[int, Field(ge=0)] = 0
     normalise: Literal["global", "fixed"] = "global"
+    augment: Literal["none", "crop", "crop_flip"] = "none"
 
 
 class FleetOf(Open):
@@ -93,7 +94,7 @@ class EngineOf(Section):
     trainer: Literal["auto", "reference", "stacked", "graphs"] = "auto"
     workers: Annotated[int, Field(ge=0)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
     deadline: Annotated[float, Field(gt=0)] | None = None
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.augment import AUGMENTATIONS
 from fedloom.client import Client
 from fedloom.data.dataset import Dataset
 from fedloom.data.split import Split, split
@@ -31,7 +32,7 @@ from fedloom.types import Images, Report, Samples, Task
 
 __all__ = ["World", "dataset_of", "world_of"]
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +54,9 @@ class World:
         """The model at any width."""
         data, model, engine = self.dataset, self.study.model, self.study.engine
         make = partial(build, model.name, channels=data.channels, classes=data.classes, size=data.size, **model.fields)
-        dtype, shape = DTYPES[engine.precision], tuple(data.x.shape[1:])
-        return Network(
-            self.method.adapt(make, shape, data.classes), shape, data.classes, dtype=dtype, device=engine.device
-        )
+        dtype, shape = DTYPES.get(engine.precision, torch.float32), tuple(data.x.shape[1:])
+        adapted, half = self.method.adapt(make, shape, data.classes), engine.precision == "bf16"
+        return Network(adapted, shape, data.classes, dtype=dtype, device=engine.device, half=half)
 
     @cached_property
     def images(self) -> Images:
@@ -142,6 +142,7 @@ class World:
             validation=self._samples(self.split.validation[task.client]),
             test=self._samples(self.split.test[task.client]),
             capacity=float(self.columns["capacity"][task.client]),
+            augment=AUGMENTATIONS.get(self.study.data.augment),
             state=state,
         )  # fmt: skip
 
@@ -172,7 +173,7 @@ def world_of(study_json: str, split_file: Path | None = None) -> World:
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise"}))
+    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise", "augment"}))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file))
     divided = split(
