@@ -19,7 +19,7 @@ from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
 from fedloom.types import NEVER, Images, Moment, Plan, Samples, Task, Tensors, Train, Where
 
-__all__ = ["Client", "States"]
+__all__ = ["Client", "States", "batches_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Client:
             raise ValueError(f"client {self.id} has no samples to train on")
         train, generator = train or self.task.train, self.generator(f"plan {purpose}")
         uses = {id(part): sum(part is other for other in parts) for part in parts}
-        epoch = max(1, len(_cut(parts[0].rows, train.batch_size)) // uses[id(parts[0])])
+        epoch = max(1, len(batches_of(parts[0].rows, train.batch_size)) // uses[id(parts[0])])
         number = train.steps if train.steps is not None else train.epochs * epoch
         pools = {id(part): self._pool(part, -(-number // epoch), generator) for part in parts}
         streams = {key: _batches(pool, train.batch_size, generator, uses[key]) for key, (_, pool) in pools.items()}
@@ -139,12 +139,17 @@ def _batches(pool: Sequence[Tensor], size: int, generator: torch.Generator, uses
     """Epoch after epoch over the pool's rows, each shuffled; after the last, the last again."""
     for number in count():
         rows = pool[min(number, len(pool) - 1)]
-        batches = _cut(rows[torch.randperm(len(rows), generator=generator)], size)
+        batches = batches_of(rows[torch.randperm(len(rows), generator=generator)], size)
         # Batches of one step come from one permutation, so that they share no sample; with a single batch they must.
         yield from batches[: max(uses, len(batches) // uses * uses)]
 
 
-def _cut(rows: Tensor, size: int) -> list[Tensor]:
+def batches_of(rows: Tensor, size: int) -> list[Tensor]:
+    """Rows in batches, the last one short; a last one of a single row joins the one before it.
+
+    >>> [len(batch) for batch in batches_of(torch.arange(9), 4)]
+    [4, 5]
+    """
     sizes = [size] * (len(rows) // size) + ([len(rows) % size] if len(rows) % size else [])
     if size > 1 and len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [size + 1]

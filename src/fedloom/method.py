@@ -16,6 +16,7 @@ from torch import nn
 from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
+from fedloom.network import Network
 from fedloom.policies.cut import Cut, Whole
 from fedloom.policies.filter import Filter
 from fedloom.policies.merge import Mean, Merge
@@ -81,9 +82,18 @@ class Method:
         """The global model, or None where there is none: some of its tensors never reach the server."""
         return None if self.share.private(server.network) else server.tensors
 
+    def suits(self, network: Network) -> None:
+        """Refuse a model that the method cannot train: raise InputError with the reason."""
+        if not isinstance(self.cut, Whole):
+            _ = network.units  # found now rather than in the middle of a round
+
     def adapt(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
         """The model as the method needs it, for images of a shape; most take it as it is."""
         return build
+
+    def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
+        """The line of Python that builds what `adapt` makes of the model that `line` builds."""
+        return line
 
     def evaluated(self, server: Server, fleet: Fleet) -> Server:
         """The server as it is evaluated: what a share leaves out of training is asked for first."""

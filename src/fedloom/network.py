@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
 from fedloom.units import Units, find_units, macs, skeleton
@@ -41,6 +42,7 @@ class Network:
         self.half = half  # matrix products and convolutions in bfloat16, channels last; tensors stay as they are
         self.module = initialise(build, 0)
         self.names = tuple(self.module.state_dict())
+        _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
@@ -115,8 +117,11 @@ class Network:
         """Let layers divide their outputs by the share of units they kept (HeteroFL's scaler)."""
         for path, layer in module.named_modules():
             name = f"{path}.weight"
-            if isinstance(layer, _ConvNd | nn.Linear) and tensors[name].shape[0] < self._shapes[name][0]:
-                layer.register_forward_hook(_divided(tensors[name].shape[0] / self._shapes[name][0]))
+            if isinstance(layer, _ConvNd | nn.Linear):
+                axis = 1 if getattr(layer, "transposed", False) else 0
+                share = tensors[name].shape[axis] / self._shapes[name][axis]
+                if share < 1:
+                    layer.register_forward_hook(_divided(share))
 
     def macs(self, tensors: Tensors) -> int:
         """Multiply-accumulates of one sample's forward pass at this size."""
@@ -124,6 +129,17 @@ class Network:
         if key not in self._macs:
             self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
+
+
+def _refuse_ties(module: nn.Module) -> None:
+    names: dict[int, str] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        if id(tensor) in names:
+            raise InputError(f"the model ties '{name}' to '{names[id(tensor)]}'; tied tensors are not supported")
+        names[id(tensor)] = name
 
 
 def _divided(share: float) -> Callable[[nn.Module, object, Tensor], Tensor]:

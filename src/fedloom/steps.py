@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -90,22 +91,32 @@ def optimizer_of(train: Train) -> Optimizer:
     return OPTIMIZERS[train.optimizer](train)
 
 
+class View(Protocol):
+    """A part of a model's tensors to train in one step."""
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """The part, in the same memory or copied."""
+
+    def back(self, tensors: Tensors, seen: Tensors) -> None:
+        """Put what was copied back."""
+
+
 @dataclass(frozen=True)
 class Descent:
     """The usual step: gradient of the objective over one batch, clipped, given to the optimiser.
 
-    `view` may narrow the tensors before the model sees them (FjORD's width of the step). It gives slices of the same
-    memory: what the step does not see, it does not move, not by momentum or weight decay either.
+    `view` may narrow the tensors before the model sees them (FjORD's width of the step): what the step does not see, it
+    does not move, not by momentum or weight decay either.
     """
 
     objective: Objective
     optimizer: Optimizer
     clip: float | None = None
-    view: Callable[[Tensors], Tensors] | None = None
-    passes: int = 1
+    view: View | None = None
+    passes: float = 1
 
     @classmethod
-    def of(cls, objective: Objective, train: Train, view: Callable[[Tensors], Tensors] | None = None) -> Descent:
+    def of(cls, objective: Objective, train: Train, view: View | None = None) -> Descent:
         """As the round's training settings say."""
         return cls(objective, optimizer_of(train), train.clip, view)
 
@@ -121,15 +132,20 @@ class Descent:
         self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
     ) -> Tensor:
         """One update; gives the loss of every sample."""
+        whole, memory = tensors, slots
         if self.view is not None:
-            whole, tensors = tensors, {n: t.detach() for n, t in self.view(tensors).items()}
+            tensors = {name: tensor.detach() for name, tensor in self.view(tensors).items()}
             for name, tensor in tensors.items():
                 tensor.requires_grad_(whole[name].requires_grad)
-            slots = {kind: self.view(memory) for kind, memory in slots.items()}
+            slots = {k: self.view(slot) if slot.keys() <= whole.keys() else slot for k, slot in slots.items()}
         grads, losses = model.grad(lambda current: self.objective(model, current, batches[0], fixed), tensors)
         if self.clip is not None:
             clip_(grads, self.clip)
         self.optimizer.update(tensors, slots, grads, fixed["lr"])
+        if self.view is not None:
+            self.view.back(whole, tensors)
+            for kind, slot in slots.items():
+                self.view.back(memory[kind], slot)
         return losses
 
 

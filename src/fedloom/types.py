@@ -217,7 +217,7 @@ class Step(Protocol):
     """One update. Changes `tensors` and `slots` (its own memory, such as momentum) in place; both belong to the fit."""
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> float:
         """Forward and backward passes over the first batch that the update costs."""
 
     def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:

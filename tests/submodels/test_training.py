@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.engine.reference import Eager
+from fedloom.errors import InputError
 from fedloom.policies.objective import CrossEntropy, Masked
 from fedloom.registry import entries
 from fedloom.types import Batch
@@ -245,11 +246,14 @@ def test_dropout_does_not_make_runs_irreproducible(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["heterofl", "feddse"])
-@pytest.mark.parametrize("net", ["Refined", "Tied"])
-def test_unusual_networks_run(method, net, tmp_path):
-    """Logits that are not one layer's output; a weight that two layers share."""
+def test_logits_that_are_not_one_layers_output(method, tmp_path):
     result = run(
-        method, tmp_path, fleet=MIXED, model={"name": f"{HERE}:{net}", "hidden": None}, run={"rounds": 1},
+        method, tmp_path, fleet=MIXED, model={"name": f"{HERE}:Refined", "hidden": None}, run={"rounds": 1},
         data={"public": 12},
     )  # fmt: skip
     assert metric_rows(result)[0]["failures"] == 0
+
+
+def test_tied_weights_are_refused(tmp_path):
+    with pytest.raises(InputError, match="ties"):
+        run("heterofl", tmp_path, fleet=MIXED, model={"name": f"{HERE}:Tied", "hidden": None}, data={"public": 12})

@@ -139,7 +139,7 @@ class Processes(Local):
         """End the workers."""
         for worker in self._workers:
             worker.pipe.close()
-            worker.process.terminate()
+            worker.process.kill()  # it has nothing to put in order, and a polite signal may meet it before it listens
         for worker in self._workers:
             worker.process.join()
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
 from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
@@ -92,7 +93,7 @@ class Reference:
         """Multiply-accumulates of all passes; a backward pass costs two forward ones."""
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
         counted = zip(fit.plan.steps, fit.plan.variants, strict=True)
-        return sum(3 * forward[variant] * len(rows[0]) for rows, variant in counted)
+        return round(sum(3 * forward[variant] * len(rows[0]) for rows, variant in counted))
 
     @torch.no_grad()
     def _measure(self, measure: Measure) -> Tensors:
@@ -103,7 +104,9 @@ class Reference:
             # Training mode writes running statistics; a measure leaves its tensors alone.
             tensors = {name: t.clone() if name in self.network.buffers else t for name, t in tensors.items()}
         sums: Tensors = {}
-        for rows in torch.split(measure.samples.rows, measure.batch_size):
-            read = measure.what(model, tensors, measure.samples.images.batch(rows))
-            sums = {name: sums[name] + value for name, value in read.items()} if sums else read
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # dropout in training mode
+            for rows in batches_of(measure.samples.rows, measure.batch_size):
+                read = measure.what(model, tensors, measure.samples.images.batch(rows))
+                sums = {name: sums[name] + value for name, value in read.items()} if sums else read
         return sums

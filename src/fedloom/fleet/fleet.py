@@ -188,10 +188,9 @@ class Fleet:
         """Why a report cannot be used; empty if it can."""
         if report.where:
             self.network.units.keep(report.where)
-        if report.classes is not None:
-            rows = next(self.network.shapes()[name][0] for name in self.network.units.output)
-            if not ((report.classes >= 0) & (report.classes < rows)).all():
-                return "it votes for classes that do not exist"
+        known = self.network.classes
+        if report.classes is not None and not ((report.classes >= 0) & (report.classes < known)).all():
+            return "it votes for classes that do not exist"
         shapes = self.network.shapes(report.where)
         finite = []
         for name, value in (

@@ -77,6 +77,10 @@ class DepthFL(FedAvg):
         """The model with exits."""
         return with_exits(build, shape, classes)
 
+    def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
+        """With its exits."""
+        return f"fedloom.models.exits.with_exits(lambda: {line}, {shape}, {classes})()"
+
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """The first stages and their exits."""
         model: Any = server.network.module

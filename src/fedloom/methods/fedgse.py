@@ -17,9 +17,11 @@ import torch
 from annotated_types import Ge
 
 from fedloom.encoding import dense
+from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
-from fedloom.policies.cut import Scored
+from fedloom.network import Network
+from fedloom.policies.cut import Scored, Whole
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Masked, Objective
 from fedloom.policies.score import Gradient, Predictions
@@ -44,6 +46,16 @@ class FedGSE(FedAvg):
     def adapts(self) -> bool:
         """Weak clients get less, though the cut is not a slot: its scores are the server's."""
         return True
+
+    def check(self) -> None:
+        """The server's scores say which units are cut."""
+        super().check()
+        if not isinstance(self.cut, Whole):
+            raise InputError("fedgse chooses units by its own scores and cannot run under a cut; leave [cut] out")
+
+    def suits(self, network: Network) -> None:
+        """Its units must be found."""
+        _ = network.units
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """As FedAvg; the last sub-model of every client is remembered."""

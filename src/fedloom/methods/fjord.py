@@ -8,8 +8,7 @@ weight decay shrink it), and statistics of batch norm are asked for at evaluatio
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.errors import InputError
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Cut, Prefix
 from fedloom.policies.merge import Mean, Merge
@@ -24,21 +24,59 @@ from fedloom.policies.objective import Masked, Objective
 from fedloom.policies.share import Share, Static
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Batch, Fit, Fixed, Model, Report, Task, Tensors, Work
+from fedloom.types import Batch, Fit, Fixed, Model, Report, Task, Tensors, Where, Work
+from fedloom.units import Units
 
-View = Callable[[Tensors], Tensors]
+Places = int | tuple[int, ...]  # the first so many along an axis, or these
 
 
 @dataclass(frozen=True)
-class First:
-    """Slices from the start of every axis; equal for equal shapes, so that a captured step is found again."""
+class Narrow:
+    """The first units of every group; equal for equal widths, so that a captured step is found again.
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    Mostly a slice of the same memory. Where groups lie one behind the other (a concatenation), elements are gathered
+    and have to be put back.
+    """
+
+    axes: tuple[tuple[str, tuple[tuple[int, Places], ...]], ...]
+
+    @classmethod
+    def of(cls, units: Units, outer: Where, inner: Where) -> Narrow:
+        """The inner units of a model that was cut to the outer ones already."""
+        kept, wanted = units.keep(outer), units.keep(inner)
+        axes = []
+        for name, each in units.axes.items():
+            cut = []
+            for axis in each:
+                places = wanted[axis.unit][kept[axis.unit]].nonzero().squeeze(1).tolist()
+                cut.append((axis.dim, len(places) if places == list(range(len(places))) else tuple(places)))
+            axes.append((name, tuple(cut)))
+        return cls(tuple(axes))
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        """Views of the same memory."""
-        shapes = dict(self.shapes)
-        return {name: tensor[tuple(slice(size) for size in shapes[name])] for name, tensor in tensors.items()}
+        """The narrow model: views where they can be."""
+        axes = dict(self.axes)
+        return {name: self._seen(tensor, axes.get(name, ())) for name, tensor in tensors.items()}
+
+    @staticmethod
+    def _seen(tensor: Tensor, axes: tuple[tuple[int, Places], ...]) -> Tensor:
+        for dim, places in axes:
+            if isinstance(places, int):
+                tensor = tensor.narrow(dim, 0, places)
+            else:
+                tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
+        return tensor
+
+    def back(self, tensors: Tensors, seen: Tensors) -> None:
+        """Put what was gathered back where it came from."""
+        for name, axes in self.axes:
+            if name in seen and any(not isinstance(places, int) for _, places in axes):
+                chosen = dict(axes)
+                rows = [chosen.get(dim, size) for dim, size in enumerate(tensors[name].shape)]
+                index = [torch.arange(row) if isinstance(row, int) else torch.tensor(row) for row in rows]
+                tensors[name][torch.meshgrid(*(each.to(tensors[name].device) for each in index), indexing="ij")] = seen[
+                    name
+                ]
 
 
 @dataclass(frozen=True)
@@ -46,7 +84,7 @@ class Distilled:
     """The whole prefix learns from labels, the narrow one from the whole one (section 4.2)."""
 
     objective: Objective
-    narrow: View
+    narrow: Narrow
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """The sum of both."""
@@ -70,19 +108,30 @@ class Fjord(FedAvg):
     share: Share = Static()
     merge: Merge = Mean(by_class=True)
 
+    def check(self) -> None:
+        """Widths are shares, and their order is the units' own."""
+        super().check()
+        if not isinstance(self.cut, Prefix):
+            raise InputError("fjord orders units and cannot run under another cut than prefix; leave [cut] out")
+        if not self.widths or min(self.widths) <= 0 or max(self.widths) > 1:
+            raise InputError(f"method.widths of fjord must be in (0, 1]; got {list(self.widths)}")
+
     def work(self, client: Client, task: Task) -> Work[Report]:
         """One step a width; the plan draws which."""
         tensors = yield from self.start(client)
         views = [self._view(client, width) for width in self.widths if width < client.capacity]
         whole = Descent.of(self.loss(), task.train)
         if self.distil:
-            steps = [Descent.of(Distilled(self.loss(), view), task.train) for view in views]
+            # The whole prefix is run twice forward and once back, the narrow one once each way.
+            macs, whole_macs = client.network.macs, client.network.macs(tensors)
+            costs = [4 / 3 + macs(view(tensors)) / whole_macs for view in views]
+            plain = [Descent.of(Distilled(self.loss(), view), task.train) for view in views]
+            steps = [replace(step, passes=cost) for step, cost in zip(plain, costs, strict=True)]
         else:
             steps = [Descent.of(self.loss(), task.train, view) for view in views]
         fit = yield Fit(tensors, [*steps, whole], client.plan(variants=len(steps) + 1), self.fixed(client, tensors))
         return self.report(client, fit, task.where)
 
-    def _view(self, client: Client, width: float) -> View:
-        """The first units of a client's own tensors, as slices of the same memory."""
-        shapes = client.network.units.shapes(client.network.units.kept(width))
-        return First(tuple((name, tuple(shape)) for name, shape in shapes.items()))
+    def _view(self, client: Client, width: float) -> Narrow:
+        inner = {group: torch.arange(kept) for group, kept in client.network.units.kept(width).items()}
+        return Narrow.of(client.network.units, client.task.where or {}, inner)

@@ -150,6 +150,8 @@ def narrow(cut: Cut, client: Client, tensors: Tensors) -> Work[tuple[Tensors, Wh
     """The client's side of a cut: as the task says, or by the client's own scores of the whole model."""
     if cut.reading is None:
         return tensors, client.task.where
-    scores = yield Measure(tensors, cut.reading, client.some(cut.samples, "score"))
+    seen = client.some(cut.samples, "score")
+    sums = yield Measure(tensors, cut.reading, seen)
+    scores = {group: score / len(seen) for group, score in sums.items()}
     where = cut(client.network, client.capacity, client.task.round, client.generator("cut"), scores)
     return (client.network.units.take(tensors, where) if where else tensors), where

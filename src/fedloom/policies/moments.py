@@ -30,9 +30,10 @@ class NormMoments:
         def reader(path: str) -> Any:
             def read(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
                 h = inputs[0].transpose(0, 1).flatten(1).double()
-                sums[f"{path}.running_mean"] = h.sum(1)
-                sums[f"{path}.running_var"] = h.square().sum(1)
-                sums[f"{path}.count"] = torch.tensor(float(h.shape[1]), dtype=torch.float64)
+                count = torch.tensor(float(h.shape[1]), dtype=torch.float64, device=h.device)
+                found = {"running_mean": h.sum(1), "running_var": h.square().sum(1), "count": count}
+                for name, value in found.items():  # a layer may be used more than once
+                    sums[f"{path}.{name}"] = sums.get(f"{path}.{name}", 0) + value
 
             return read
 
@@ -46,14 +47,15 @@ class NormMoments:
 
 
 def statistics(method: Any, client: Client, task: Task) -> Work[Report]:
-    """Mean and second moment of what enters every batch-norm layer, over your training data (static batch norm)."""
+    """Mean and variance of what enters every batch-norm layer, over your training data (static batch norm)."""
     read = yield Measure(client.received(), NormMoments(), client.train)
     layers = [name.removesuffix(".count") for name in read if name.endswith(".count")]
-    moments = {
-        f"{layer}.{moment}": (read[f"{layer}.{moment}"] / read[f"{layer}.count"]).to(client.network.dtype)
-        for layer in layers
-        for moment in ("running_mean", "running_var")
-    }
+    moments: Tensors = {}
+    for layer in layers:
+        mean = read[f"{layer}.running_mean"] / read[f"{layer}.count"]
+        variance = (read[f"{layer}.running_var"] / read[f"{layer}.count"] - mean.square()).clamp(min=0)
+        moments |= {f"{layer}.running_mean": mean, f"{layer}.running_var": variance}
+    moments = {name: moment.to(client.network.dtype) for name, moment in moments.items()}
     return Report(moments, weight=float(client.samples))
 
 

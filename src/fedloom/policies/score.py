@@ -59,7 +59,7 @@ class Magnitude:
         row = torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=batch.x.device)
         for name in sorted(units.parameters & units.axes.keys()):
             for axis in units.axes[name]:
-                norms = tensors[name].abs().movedim(axis.dim, 0).flatten(1).sum(1).double()
+                norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(axis.unit), -1).sum(1).double()
                 row.index_add_(0, axis.unit.to(row.device) % len(row), norms)
         return units.split(row[:-1])
 

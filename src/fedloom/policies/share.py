@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from annotated_types import Gt, Le
 
+from fedloom.encoding import dense
+from fedloom.errors import RunError
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.policies import moments
@@ -87,7 +89,12 @@ class Static(AllTensors):
         for report in fleet.ask(moments.statistics.__name__, (fleet.task(int(client), parts) for client in clients)):
             weight += report.weight
             for name, moment in report.tensors.items():
-                sums[name] = sums.get(name, 0) + report.weight * moment.double()  # type: ignore[union-attr]
+                told = dense(moment).double()
+                if name.endswith("running_var"):  # a variance about the client's own mean
+                    told = told + dense(report.tensors[name.removesuffix("var") + "mean"]).double().square()
+                sums[name] = sums.get(name, 0) + report.weight * told
+        if not weight:
+            raise RunError("no client told its norm statistics, so the model cannot be evaluated")
         filled = dict(server.tensors)
         for name in [name for name in sums if name.endswith("running_mean")]:
             mean = sums[name] / weight

@@ -21,7 +21,7 @@ ROUNDS = 15
 def demo(out: Path) -> None:
     """Three methods on 8x8 digits dealt unevenly to ten clients: a table, a picture, the next command."""
     console = Console()
-    console.print("Ten clients share 1,437 pictures of digits; a Dirichlet draw (0.3) gives each its own few classes.")
+    console.print("Ten clients share 1,438 pictures of digits; a Dirichlet draw (0.3) gives each its own few classes.")
     results = []
     for method in METHODS:
         with watching(method, ROUNDS) as watch:

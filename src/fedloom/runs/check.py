@@ -53,7 +53,10 @@ def _tried(world: World, tensors: dict[str, torch.Tensor]) -> tuple[float, int |
     settings = world.study.train.model_dump(include=set(Train.__dataclass_fields__))
     train = Train(**settings | {"steps": STEPS})
     client = world.client(Task(int(world.split.train.sizes.argmax()), 0, train=train), {})
-    step = Descent.of(world.method.objective, train)
+    method: Any = world.method
+    own = hasattr(method, "fixed")
+    step = Descent.of(method.loss() if own else method.objective, train)
+    fixed = method.fixed(client, tensors) if own else client.fixed()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -61,7 +64,7 @@ def _tried(world: World, tensors: dict[str, torch.Tensor]) -> tuple[float, int |
         for _ in range(2):  # the first warms up
             memory.reset()
             begin = perf_counter()
-            (answer,) = world.trainer.solve([Fit(tensors, step, client.plan(), {"lr": client.rate})])
+            (answer,) = world.trainer.solve([Fit(tensors, step, client.plan(), fixed)])
             if isinstance(answer, Exception):
                 raise ClientError(f"the model does not train on this data: {answer}") from answer
             best = min(best, perf_counter() - begin)

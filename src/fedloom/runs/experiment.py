@@ -97,7 +97,9 @@ class Experiment:
                 raise Interrupted(
                     self.store.folder, self.signals.received[-1] if self.signals.received else signal.SIGINT
                 ) from None
-        study = self.study
+        study, final = self.study, self.method.model(self.method.evaluated(self.server, self.fleet))
+        if final is not None:
+            self.store.save_model(final)
         summary = {
             "method": study.method.name, "dataset": study.data.name, "model": study.model.name,
             "engine": type(self.engine).__name__.lower(), "rounds": len(self.rows), "clients": study.fleet.clients,

@@ -21,15 +21,13 @@ def export(folder: Path, file: Path) -> str:
     if file.suffix not in SUFFIXES:
         raise choose("kind of file", file.suffix or file.name, SUFFIXES)
     store = Store.open(folder)
-    if not store.has_checkpoint:
-        raise InputError(f"{folder} has no checkpoint yet: nothing to export")
+    if store.read("summary.json") is None:
+        raise InputError(f"{folder} is not finished; go on with: fedloom resume {folder}")
     study = store.study()
     world = world_of(study.model_dump_json(), store.split_file)
-    server = store.server(world.network)
-    tensors = world.method.model(server)
-    if tensors is None:
+    if not store.model_file.exists():
         raise InputError(f"{study.method.name} has no global model: every client has its own; nothing to export")
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    plain = safetensors.torch.load_file(store.model_file)
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".safetensors":
         safetensors.torch.save_file(plain, file)
@@ -37,4 +35,5 @@ def export(folder: Path, file: Path) -> str:
         torch.save(plain, file)
     data, fields = world.dataset, "".join(f", {key}={value!r}" for key, value in study.model.fields.items())
     sizes = f"channels={data.channels}, classes={data.classes}, size={data.size}"
-    return f"fedloom.models.resolve.build({study.model.name!r}, {sizes}{fields})"
+    line = f"fedloom.models.resolve.build({study.model.name!r}, {sizes}{fields})"
+    return world.method.recipe(line, tuple(data.x.shape[1:]), data.classes)

@@ -16,6 +16,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from fedloom import __version__, wire
@@ -25,7 +26,7 @@ from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.runs.parquet import write_parquet
 from fedloom.runs.study import Study, resolve
-from fedloom.types import NEVER, Moment, Server
+from fedloom.types import NEVER, Moment, Server, Tensors
 
 __all__ = ["Store"]
 
@@ -79,6 +80,16 @@ class Store:
     def split_file(self) -> Path:
         """The saved split."""
         return self.folder / "split.npz"
+
+    @property
+    def model_file(self) -> Path:
+        """The final global model, as it was evaluated, once the run is finished and if there is one."""
+        return self.folder / "model.safetensors"
+
+    def save_model(self, tensors: Tensors) -> None:
+        """Write the final global model as a plain state dict."""
+        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(plain, self.model_file)
 
     @property
     def has_checkpoint(self) -> bool:

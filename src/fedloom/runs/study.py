@@ -134,7 +134,8 @@ class Study(BaseModel):
 
 SECTIONS = tuple(Study.model_fields)
 DEFAULT_MODELS = {
-    "cifar10": "cnn", "svhn": "cnn", "cinic10": "cnn", "cifar100": "resnet18", "tiny_imagenet": "resnet34",
+    "digits": "mlp", "cifar10": "cnn", "svhn": "cnn", "cinic10": "cnn", "cifar100": "resnet18",
+    "tiny_imagenet": "resnet34",
     "digits_five": "digit_cnn", "mnist_m": "digit_cnn", "synth_digits": "digit_cnn", "pacs": "alexnet",
     "vlcs": "alexnet",
 }  # fmt: skip

@@ -103,6 +103,7 @@ class World:
                 f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
                 "(pretend they can), or use a method that cuts"
             )
+        self.method.suits(self.network)
         if self.method.public and not len(self.split.public):
             raise InputError(
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
