@@ -38,8 +38,8 @@ class Client:
     validation: Samples
     test: Samples
     capacity: float = 1.0
-    augment: Augmentation | None = None
     state: dict[str, Any] = field(default_factory=dict)
+    augment: Augmentation | None = None
 
     @property
     def samples(self) -> int:

@@ -54,16 +54,18 @@ def checked(
         if key in names and key not in fields and parameter.default is parameter.empty
     ]
     if missing:
-        raise InputError(f"{what} needs a value for {oxford(missing, 'and')}")
+        raise InputError(
+            f"{what} needs a value for {oxford(missing, 'and')}; got {oxford(fields, 'and') or 'no settings'}"
+        )
     try:
         plain = inspect.isclass(make) and "__dataclass_fields__" not in make.__dict__
         hints = typing.get_type_hints(make.__init__ if plain else make, include_extras=True)
     except (NameError, TypeError) as error:
         raise InputError(f"the types of the settings of {what} cannot be read: {error}") from error
-    return {key: value_of(f"{key} of {what}", value, hints.get(key, Any)) for key, value in fields.items()}
+    return {key: value_of(key, value, hints.get(key, Any), what) for key, value in fields.items()}
 
 
-def value_of(what: str, value: object, hint: Any) -> Any:
+def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
     """The value as its type hint wants it: strict, but a list from a study file may be a tuple.
 
     >>> value_of("mu", 1, float)
@@ -85,4 +87,4 @@ def value_of(what: str, value: object, hint: Any) -> Any:
         first = error.errors()[0]
         place = "".join(f"[{step}]" for step in first["loc"])
         reason = first["msg"][0].lower() + first["msg"][1:]
-        raise InputError(f"{what}{place} is wrong: {reason}; got {value!r}") from error
+        raise InputError(f"{name}{place}{of and f' of {of}'} is wrong: {reason}; got {value!r}") from error

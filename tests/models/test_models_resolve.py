@@ -72,8 +72,8 @@ def test_fields_reach_the_network_as_their_type() -> None:
     ("name", "fields", "message"),
     [
         ("cnn5", {}, "unknown model 'cnn5'"),
-        ("mlp", {"hiden": (3,)}, "unknown field of model 'mlp' 'hiden'; allowed: hidden. Did you mean 'hidden'?"),
-        ("cnn", {"widths": (3,)}, "model 'cnn' has no fields; got 'widths'"),
+        ("mlp", {"hiden": (3,)}, "unknown setting of model 'mlp' 'hiden'; allowed: hidden. Did you mean 'hidden'?"),
+        ("cnn", {"widths": (3,)}, "model 'cnn' has no settings; got 'widths'"),
         ("mlp", {"hidden": 64}, "hidden of model 'mlp' is wrong: input should be a valid array; got 64"),
         (
             "mlp",
@@ -89,7 +89,7 @@ def test_fields_reach_the_network_as_their_type() -> None:
         ),
         ("resnet18", {"width": 0}, "input should be greater than 0; got 0"),
         ("resnet18", {"width": float("nan")}, "input should be a finite number; got nan"),
-        (f"{HERE}:OwnNet", {}, "needs a value for depth; got no fields"),
+        (f"{HERE}:OwnNet", {}, "needs a value for depth; got no settings"),
         (f"{HERE}:OwnNet", {"rate": 0.1}, "needs a value for depth; got rate"),
         (f"{HERE}:OwnNet", {"depth": True}, "input should be a valid integer; got True"),
         (f"{HERE}:OwnNet", {"depth": torch.tensor(1)}, "input should be a valid integer; got tensor(1)"),

@@ -54,11 +54,12 @@ def _arithmetic(device: str, precision: str) -> Iterator[None]:
 
 @contextmanager
 def _engine(store: Store, world: World) -> Iterator[Engine]:
-    chosen, resumed = world.study.engine, store.has_checkpoint
+    chosen = world.study.engine
     # A second process pays off only where there is a second core, a second client and no faster device.
     several = chosen.device == "cpu" and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
     name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
-    factory = partial(world_of, world.study.model_dump_json(), store.split_file if resumed else None)
+    # Called as `start` and `resume` do, so that the world they built is found and not built again.
+    factory = partial(world_of, world.study.model_dump_json(), *([store.split_file] if world.restored else []))
     engine: Engine = find("engine", name)(factory, chosen.workers)
     try:
         yield engine

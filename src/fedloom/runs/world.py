@@ -42,6 +42,7 @@ class World:
     study: Study
     dataset: Dataset
     split: Split
+    restored: bool = False  # whether the split is a saved one
 
     @cached_property
     def method(self) -> Method:
@@ -176,7 +177,7 @@ def world_of(study_json: str, split_file: Path | None = None) -> World:
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
     dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise", "augment"}))
     if split_file is not None:
-        return World(study, dataset, Split.load(split_file))
+        return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
         dataset, partition_of(study), study.fleet.clients,
         validation=study.data.validation, public=study.data.public, seed=study.run.seed,
