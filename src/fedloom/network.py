@@ -47,6 +47,7 @@ class Network:
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
         ] = {}
+        self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
         self._shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
@@ -54,8 +55,11 @@ class Network:
 
     def initial(self, seed: int) -> Tensors:
         """The weights that this seed gives."""
-        state = initialise(self.build, seed).state_dict(keep_vars=False)
-        return {name: self._placed(tensor.detach()) for name, tensor in state.items()}
+        if seed not in self._initial:
+            state = initialise(self.build, seed).state_dict(keep_vars=False)
+            # Kept: every client that starts without tensors of its own asks for them in every round.
+            self._initial = {seed: {name: self._placed(tensor.detach()) for name, tensor in state.items()}}
+        return dict(self._initial[seed])
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
