@@ -217,12 +217,14 @@ def stratified(strata: Ints, count: int, generator: np.random.Generator) -> Ints
     3
     """
     _, strata, sizes = np.unique(strata, return_inverse=True, return_counts=True)
+    quota = count * sizes / max(1, len(strata))
+    given = np.floor(quota).astype(np.int64)
+    # Largest remainders take what is left, ties by lot.
+    left = np.lexsort((generator.random(len(sizes)), -(quota - given)))[: count - int(given.sum())]
+    given[left] += 1
     order = np.lexsort((generator.random(len(strata)), strata))
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    # The r-th of m shuffled members stands at (r + 1/2) / m of its stratum: the lowest such places are in proportion.
-    place = np.empty(len(strata))
-    place[order] = (np.arange(len(strata)) - starts + 0.5) / np.repeat(sizes, sizes)
-    return np.sort(np.lexsort((generator.random(len(strata)), place))[:count])
+    rank = np.arange(len(strata)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.sort(order[rank < given[strata[order]]])
 
 
 def resize(x: Images, size: int) -> Images:
