@@ -14,9 +14,10 @@ import torch
 
 import fedloom
 from fedloom import wire
+from fedloom.errors import FedloomError
 from fedloom.registry import entries
 
-METHODS = [name for name in sorted(entries("method"))]
+METHODS = sorted(entries("method"))
 OWN = {"depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]}}
 
 
@@ -44,9 +45,9 @@ def agree() -> None:
                     found, other = final(method, trainer, Path(folder))
                     gap = max(float((truth[n].double() - found[n].double()).abs().max()) for n in truth)
                     line += f" | {trainer} gap {gap:.1e} fail {other['failures']} {time.perf_counter() - begin:.1f}s"
-                print(line, flush=True)
-            except Exception as error:
-                print(method, "BROKE", type(error).__name__, str(error)[:300], flush=True)
+                sys.stdout.write(line + "\n")
+            except (RuntimeError, ValueError, FedloomError) as error:
+                sys.stdout.write(f"{method} broke: {type(error).__name__}: {str(error)[:300]}\n")
 
 
 if __name__ == "__main__":

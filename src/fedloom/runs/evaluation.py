@@ -12,6 +12,7 @@ import numpy as np
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
 from fedloom.readings import Accuracy
+from fedloom.seeds import SERVER, numpy_generator
 from fedloom.types import Measure, Server
 
 __all__ = ["costs", "evaluate", "summarise", "to_target"]
@@ -39,7 +40,7 @@ def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[
     }
 
 
-def evaluate(method: Method, server: Server, fleet: Fleet) -> dict[str, Any]:
+def evaluate(method: Method, server: Server, fleet: Fleet, most: int) -> dict[str, Any]:
     """The global model on the test set, and every client's own model on its own test part."""
     begin = perf_counter()
     row: dict[str, Any] = {"global_accuracy": None, "global_loss": None, "class_accuracy": None}
@@ -53,7 +54,10 @@ def evaluate(method: Method, server: Server, fleet: Fleet) -> dict[str, Any]:
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
     parts = {"model": method.evaluation(server)}
-    answers = fleet.ask("evaluate", (fleet.task(client, parts) for client in range(fleet.size)))
+    asked = np.arange(fleet.size)
+    if fleet.size > most:
+        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
+    answers = fleet.ask("evaluate", (fleet.task(int(client), parts) for client in asked))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
     if len(accuracies):
         row["local_accuracy"] = float(accuracies.mean())

@@ -123,7 +123,7 @@ class Experiment:
         row: dict[str, Any] = {"round": after.round, "seconds": perf_counter() - begin}
         row |= costs(fleet.ledger, fleet.elapsed, len(fleet.failed))
         if self._evaluates(after.round):
-            row |= evaluate(self.method, after, fleet)
+            row |= evaluate(self.method, after, fleet, self.study.evaluate.clients)
         with self.signals.held():
             fleet.commit()
             self.store.append("clients", fleet.ledger)

@@ -85,6 +85,7 @@ class Evaluate(Section):
 
     every: Positive | None = None  # default: about 20 times a run
     target: Annotated[float, Field(gt=0, le=1)] | None = None
+    clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 
 
 class EngineOf(Section):
