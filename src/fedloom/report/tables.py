@@ -41,13 +41,15 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         "global %": lambda row: percent(row["global_accuracy"]),
         "local %": lambda row: percent(row["local_accuracy"]),
         "worst %": lambda row: percent(row["worst_local_accuracy"]),
-        "best %": lambda row: percent(row["best_global_accuracy"]),
-        "up": lambda row: quantity(row["upload_bytes"], "B"),
-        "down": lambda row: quantity(row["download_bytes"], "B"),
-        "MACs": lambda row: quantity(row["train_macs"]),
-        "virtual": lambda row: quantity(row["virtual_seconds"], "s"),
+        "up MB": lambda row: f"{row['upload_bytes'] / 1e6:.3g}",
+        "down MB": lambda row: f"{row['download_bytes'] / 1e6:.3g}",
+        "GMACs": lambda row: f"{row['train_macs'] / 1e9:.3g}",
+        "virtual s": lambda row: f"{row['virtual_seconds']:.3g}",
         "s/round": lambda row: f"{row['seconds_per_round']:.3g}",
+        "failed": lambda row: str(row["failures"]),
     }
+    if not any(row["failures"] for row in summaries):
+        del columns["failed"]
     for head in columns:
         table.add_column(head, justify="left" if head == "method" else "right", overflow="fold")
     for row in summaries:
