@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 from fedloom.encoding import Sparse
 from fedloom.errors import RunError
+from fedloom.fleet.fleet import Fleet
 from fedloom.policies.merge import Mean
-from fedloom.types import Report, Server, Train
+from fedloom.policies.select import Uniform
+from fedloom.types import Named, Report, Server, Train
 from tests.core.small import Normed, Place, fleet_of, images_of, network_of
 
 NETWORK, IMAGES = network_of(Normed), images_of()
@@ -253,3 +256,16 @@ def test_a_questions_state_is_forgotten():
     fleet.engine.place.jobs["evaluate"] = question
     list(fleet.ask("evaluate", [fleet.task(0)]))
     assert fleet.engine.states.load(0, (9, 0)) == {}
+
+
+def test_bookkeeping_of_a_hundred_thousand_clients_takes_under_a_second_a_round():
+    size = 100_000
+    columns = {"samples": np.ones(size), "capacity": np.ones(size), "availability": np.full(size, 0.9)}
+    fleet = Fleet(columns, None, None, None, seed=0, names=(Named("a"), Named("b")))
+    begin = time.perf_counter()
+    fleet.begin(1, Train())
+    cohort = Uniform(0.01)(fleet, None)
+    assert len([fleet.task(client) for client in cohort]) == 1000
+    fleet._news = {int(client): ((1, 0), {"loss": 1.0}) for client in cohort}
+    fleet.commit()
+    assert time.perf_counter() - begin < 1

@@ -41,25 +41,6 @@ class Cut(Protocol):
         """Kept units per group, ascending; None: the whole model."""
 
 
-@register("cut", "whole")
-@dataclass(frozen=True)
-class Whole:
-    """Everybody trains the whole model."""
-
-    samples: ClassVar[int] = 0
-
-    @property
-    def reading(self) -> Reading | None:
-        """No scores."""
-        return None
-
-    def __call__(
-        self, network: Network, capacity: float, round: int, generator: torch.Generator, scores: Scores | None = None
-    ) -> Where | None:
-        """No cut."""
-        return None
-
-
 class ByServer:
     """What cuts that need no scores share: a choice for each group of m units of which k are kept."""
 
@@ -83,6 +64,18 @@ class ByServer:
     def choose(self, m: int, k: int, round: int, generator: torch.Generator) -> Tensor:
         """k of m units, ascending."""
         raise NotImplementedError(f"{type(self).__name__} must choose units")
+
+
+@register("cut", "whole")
+@dataclass(frozen=True)
+class Whole(ByServer):
+    """Everybody trains the whole model."""
+
+    def __call__(
+        self, network: Network, capacity: float, round: int, generator: torch.Generator, scores: Scores | None = None
+    ) -> Where | None:
+        """No cut."""
+        return None
 
 
 @register("cut", "prefix", paper="Diao et al., HeteroFL, ICLR 2021")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +23,8 @@ class SuperNet(nn.Module):
         self.head = nn.Linear(4 * size * size, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = sum(
-            share * operation(x) for share, operation in zip(self.alpha.softmax(0), self.operations, strict=True)
-        )
+        shares = self.alpha.softmax(0)
+        mixed = shares[0] * self.operations[0](x) + shares[1] * self.operations[1](x)
         return self.head(torch.relu(mixed).flatten(1))
 
 
@@ -34,7 +32,6 @@ class SuperNet(nn.Module):
 class Bilevel:
     weights: SGD = SGD(momentum=0.9)
     architecture: Adam = Adam(beta1=0.5, weight_decay=1e-3)
-
     passes: int = 2
 
     def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:
@@ -43,9 +40,7 @@ class Bilevel:
     def slots(self, tensors: Tensors) -> dict[str, Tensors]:
         return {**self.weights.slots(tensors), **self.architecture.slots(tensors)}
 
-    def __call__(
-        self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
-    ) -> Tensor:
+    def __call__(self, model: Model, tensors: Tensors, slots: dict, fixed: Fixed, batches: list[Batch]) -> Tensor:
         train, validation = (lambda seen, batch=batch: CrossEntropy()(model, seen, batch, fixed) for batch in batches)
         slopes, _ = model.grad(validation, tensors)
         self.architecture.update(tensors, slots, {"alpha": slopes["alpha"]}, fixed["alpha_lr"])
@@ -59,6 +54,6 @@ class Bilevel:
 class SketchFedNAS(FedAvg):
     def work(self, client: Client, task: Task) -> Work[Report]:
         tensors = yield from self.start(client)
-        fixed = {"lr": client.rate, "alpha_lr": torch.full_like(client.rate, 3e-3)}
-        fit = yield Fit(tensors, Bilevel(), client.plan([client.train, client.validation]), fixed)
+        plan, fixed = client.plan([client.train, client.validation]), client.fixed(alpha_lr=client.network.scalar(3e-3))
+        fit = yield Fit(tensors, Bilevel(), plan, fixed)
         return self.report(client, fit)
