@@ -30,6 +30,7 @@ ACCURACY: Measures = {
 COST: Measures = {
     "up MB": ("upload_bytes", 1e-6), "down MB": ("download_bytes", 1e-6), "GMACs": ("train_macs", 1e-9),
     "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
+    "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
 }  # fmt: skip
 TO_TARGET: Measures = {
     "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -23,14 +23,12 @@ SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "fail
 
 def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
     """What the training of a round cost, from its ledger."""
-    learned = [
-        (entry["loss"], entry["samples"])
-        for entry in ledger
-        if not entry["failed"] and {"loss", "samples"} <= entry.keys()
-    ]
-    weight = sum(samples for _, samples in learned)
+    done = [entry for entry in ledger if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
+    weight = sum(entry["samples"] for entry in done)
     return {
-        "train_loss": sum(loss * samples for loss, samples in learned) / weight if weight else None,
+        "train_loss": sum(entry["loss"] * entry["samples"] for entry in done) / weight if weight else None,
+        "mean_parameters": fmean(entry["parameters"] for entry in done) if done else None,
+        "mean_forward_macs": fmean(entry["macs"] / entry["samples"] / 3 for entry in done) if weight else None,
         "upload_bytes": sum(entry["upload_bytes"] for entry in ledger),
         "download_bytes": sum(entry["download_bytes"] for entry in ledger),
         "train_macs": sum(entry["macs"] for entry in ledger),
@@ -93,6 +91,9 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     summary: dict[str, Any] = {name: last.get(name) for name in names}
     summary |= {"best_global_accuracy": best, "best_round": None if at is None else -at}
     summary |= {name: sum(row[name] for row in rows) for name in SUMS}
+    for name in ("mean_parameters", "mean_forward_macs"):
+        known = [row[name] for row in rows if row[name] is not None]
+        summary[name] = fmean(known) if known else None
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
     return summary | (to_target(rows, target) if target is not None else {})
