@@ -60,14 +60,16 @@ def test_to_target_without_a_global_model_is_about_the_clients_own():
 
 def entry(client, loss=None, samples=None, failed="", **more):
     numbers = {} if loss is None else {"loss": loss, "samples": samples}
-    return {"client": client, "upload_bytes": 1, "download_bytes": 2, "macs": 3, "failed": failed} | numbers | more
+    costs_of_one = {"upload_bytes": 1, "download_bytes": 2, "macs": 3, "parameters": 10 * (client + 1)}
+    return {"client": client, "failed": failed} | costs_of_one | numbers | more
 
 
 def test_costs_of_a_round():
     ledger = [entry(0, 1.0, 10), entry(1, 4.0, 30), entry(2, 99.0, 50, "late"), entry(3, failed="raised"), entry(0)]
     assert costs(ledger, 7.5, 2) == {
         "train_loss": (10 + 120) / 40, "upload_bytes": 5, "download_bytes": 10, "train_macs": 15,
-        "virtual_seconds": 7.5, "clients": 4, "failures": 2,
+        "virtual_seconds": 7.5, "clients": 4, "failures": 2, "mean_parameters": 15.0,
+        "mean_forward_macs": (1 / 10 + 1 / 30) / 2,
     }  # fmt: skip
     assert costs([], 0.0, 0)["train_loss"] is None
 

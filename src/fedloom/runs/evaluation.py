@@ -92,7 +92,7 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     summary |= {"best_global_accuracy": best, "best_round": None if at is None else -at}
     summary |= {name: sum(row[name] for row in rows) for name in SUMS}
     for name in ("mean_parameters", "mean_forward_macs"):
-        known = [row[name] for row in rows if row[name] is not None]
+        known = [row[name] for row in rows if row.get(name) is not None]
         summary[name] = fmean(known) if known else None
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
