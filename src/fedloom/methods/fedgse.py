@@ -5,7 +5,7 @@ the client's model labels right; CSL (unlabelled P) takes all with the client's 
 drawn. A unit's score is the magnitude of the loss's gradient by its activation under the whole global model (summed
 over positions and, for a shared group, over its points); the client is sent the ceil(r m) units that score highest.
 Theorem 1: per layer this choice makes the gradient that is lost smallest. A client that was never seen, or for which
-SPL keeps nothing, is scored on P itself. All passes use batch statistics, so units that only a linear layer with batch
+SPL keeps fewer than two, is scored on P itself. All passes use batch statistics, so units that only a linear layer with batch
 norm behind it reads (`lenet5_bn`) all score zero but for rounding: batch norm makes the summed gradient vanish there.
 """
 
@@ -37,7 +37,7 @@ class FedGSE(FedAvg):
     """Weak clients are sent the units whose gradients are largest on public data that look like theirs."""
 
     labels: Annotated[Literal["spl", "csl"], "public labels that the client gets right, or its guesses"] = "spl"
-    samples: Annotated[int, Ge(1), "public samples that units are scored on"] = 128
+    samples: Annotated[int, Ge(2), "public samples that units are scored on"] = 128
     objective: Objective = Masked()
     share: Share = Static()
     merge: Merge = Mean(by_class=True)
@@ -92,4 +92,5 @@ class FedGSE(FedAvg):
         if self.labels == "csl":
             return everything, read["predicted"].cpu()
         right = (read["predicted"].cpu() == truth).nonzero().squeeze(1)
-        return (right if len(right) else everything), truth
+        # One sample has no batch statistics to be scored under.
+        return (right if len(right) > 1 else everything), truth

@@ -38,7 +38,7 @@ def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[
     }
 
 
-def evaluate(method: Method, server: Server, fleet: Fleet, most: int) -> dict[str, Any]:
+def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> dict[str, Any]:
     """The global model on the test set, and every client's own model on its own test part."""
     begin = perf_counter()
     row: dict[str, Any] = {"global_accuracy": None, "global_loss": None, "class_accuracy": None}
