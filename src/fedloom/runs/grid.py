@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from fedloom.runs.start import difference, plain, resume, start
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
+
+log = logging.getLogger("fedloom.runs")
 
 __all__ = ["Cell", "Grid", "Spread", "merged"]
 
@@ -128,8 +131,10 @@ class Grid:
                 raise
             except FedloomError as error:
                 failures.append(f"{cell.label}: {error}")
-        if failures:
-            raise FedloomError("\n".join([*failures, f"{len(failures)} of {len(cells)} runs failed; repeat to go on"]))
+        if failures and not done:
+            raise FedloomError("\n".join(failures))
+        for failure in failures:
+            log.error("%s; it is not in the table", failure)
         return done
 
 
