@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedloom.errors import FedloomError
 from fedloom.report.plots import curves
 from fedloom.report.progress import numbers_of
 from fedloom.report.tables import Rows, markdown, rich_table, spread
@@ -51,7 +52,7 @@ def announced(cell: Cell, number: int, count: int) -> Watch:
 
 def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None = None) -> None:
     """Run a comparison and show its table; table.md, table.json and curves.png are left in the folder."""
-    done = grid.run(folder, announced)
+    done, failures = grid.run(folder, announced)
     sections = {"accuracy": ACCURACY, "cost of the whole run": COST}
     if any("rounds_to_target" in result.summary for _, result in done):
         sections["until the target accuracy"] = TO_TARGET
@@ -71,12 +72,25 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
     curves([result for cell, result in done if cell.seed == grid.seeds[0]], folder / "curves.png")
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
+        _refuse(failures)
         return
     console = Console()
     for title, rows in tables.items():
         console.print(f"\n[italic]{title}[/italic]")
         console.print(rich_table("method", rows))
-    sys.stdout.write(f"\nmean ± standard deviation over {len(grid.seeds)} seed(s); runs, tables, curves: {folder}\n")
+    sys.stdout.write(f"\nmean ± standard deviation over {len(grid.seeds)} seed(s)")
+    for row in order:
+        ended = sum(cell.row == row for cell, _ in done)
+        if ended < len(grid.seeds):
+            sys.stdout.write(f"; {row}: {ended} only")
+    sys.stdout.write(f"; runs, tables, curves: {folder}\n")
+    _refuse(failures)
+
+
+def _refuse(failures: Sequence[str]) -> None:
+    """A grid with a failed run has failed, however good the rest of its table is."""
+    if failures:
+        raise FedloomError("\n".join(f"{failure}; it is not in the table" for failure in failures))
 
 
 def list_papers(as_json: bool) -> None:
@@ -101,16 +115,18 @@ def reproduce_shown(name: str, scale: str, out: Path, device: str | None, as_jso
     if device is not None:
         grid = replace(grid, base=merged(grid.base, {"engine": {"device": device}}))
     folder = out / f"{published.name}-{scale}"
-    done = grid.run(folder, announced)
+    done, failures = grid.run(folder, announced)
     content, rows = _side_by_side(published, scale, done)
     text = _document(published, scale, markdown("", rows))
     (folder / "result.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "result.md").write_text(text)
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
+        _refuse(failures)
         return
     Console().print(rich_table("", rows))
     sys.stdout.write(f"{published.paper.scales[scale].differs or 'as published'}\nresult: {folder / 'result.md'}\n")
+    _refuse(failures)
 
 
 def _side_by_side(published: Published, scale: str, done: Done) -> tuple[dict[str, Any], Rows]:

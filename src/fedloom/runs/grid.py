@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,6 @@ from fedloom.runs.start import difference, plain, resume, start
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
-
-log = logging.getLogger("fedloom.runs")
 
 __all__ = ["Cell", "Grid", "Spread", "merged"]
 
@@ -117,8 +114,8 @@ class Grid:
         text = json.dumps([self.base, self.rows, self.columns, list(self.seeds)], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    def run(self, folder: Path, announce: Announce) -> list[tuple[Cell, Result]]:
-        """Run what is not finished yet; a cell that fails is reported at the end, after the others."""
+    def run(self, folder: Path, announce: Announce) -> tuple[list[tuple[Cell, Result]], list[str]]:
+        """Run what is not finished yet; gives the runs that ended, and a sentence for each that failed."""
         cells, done, failures = self.cells(), [], []
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,9 +130,7 @@ class Grid:
                 failures.append(f"{cell.label}: {error}")
         if failures and not done:
             raise FedloomError("\n".join(failures))
-        for failure in failures:
-            log.error("%s; it is not in the table", failure)
-        return done
+        return done, failures
 
 
 def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
