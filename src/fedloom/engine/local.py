@@ -43,6 +43,10 @@ class Local:
                 raise answer
         return answers
 
+    def roll_call(self) -> dict[str, Any]:
+        """Clients neither come nor go."""
+        return {}
+
     def peak_memory(self) -> int | None:
         """This process's peak, or the device's."""
         device = self.place.network.device

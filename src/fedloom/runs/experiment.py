@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -25,20 +25,22 @@ from fedloom.runs.store import Store
 from fedloom.runs.world import World, world_of
 from fedloom.types import Named, Server, Train
 
-__all__ = ["Watch", "experiment"]
+__all__ = ["Watch", "arithmetic", "experiment"]
 
 Watch = Callable[[Mapping[str, Any]], None]  # sees every round's row as it is written
 TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
 
 
-def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
-    """Run a study from its last checkpoint to its end; gives the summary."""
-    with _arithmetic(world.study.engine.device, world.study.engine.precision), _engine(store, world) as engine:
-        return Experiment(store, world, engine).run(watch)
+def experiment(store: Store, world: World, watch: Watch, engine: Engine | None = None) -> dict[str, Any]:
+    """Run a study from its last checkpoint to its end, on an engine of its own unless given one; gives the summary."""
+    chosen = world.study.engine
+    given = nullcontext(engine) if engine else _engine(store, world)
+    with arithmetic(chosen.device, chosen.precision), given as doing:
+        return Experiment(store, world, doing).run(watch)
 
 
 @contextmanager
-def _arithmetic(device: str, precision: str) -> Iterator[None]:
+def arithmetic(device: str, precision: str) -> Iterator[None]:
     """On the CPU one thread, in every engine: sums of several threads are not the same sums. On a GPU TF32 as asked."""
     threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
@@ -116,6 +118,7 @@ class Experiment:
     def _round(self) -> dict[str, Any]:
         """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
         server, fleet, begin = self.server, self.fleet, perf_counter()
+        fleet.columns |= self.engine.roll_call()
         fleet.begin(server.round, self._train(server.round))
         forked = replace(server, memory=dict(server.memory))
         serverless = type(self.method).round is Method.round

@@ -138,15 +138,20 @@ class World:
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
+        train, validation, test, capacity = self.device(task.client)
         return Client(
             task.client, task, self.study.run.seed, self.network,
-            train=self._samples(self.split.train.rows if self.method.pooled else self.split.train[task.client]),
-            validation=self._samples(self.split.validation[task.client]),
-            test=self._samples(self.split.test[task.client]),
-            capacity=float(self.columns["capacity"][task.client]),
+            train=self._samples(train), validation=self._samples(validation), test=self._samples(test),
+            capacity=capacity,
             augment=AUGMENTATIONS.get(self.study.data.augment),
             state=state,
         )  # fmt: skip
+
+    def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """What a client holds: its rows to train on, to validate with and to test on, and its capacity."""
+        train = self.split.train.rows if self.method.pooled else self.split.train[client]
+        capacity = float(self.columns["capacity"][client])
+        return train, self.split.validation[client], self.split.test[client], capacity
 
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
