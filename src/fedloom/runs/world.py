@@ -18,6 +18,7 @@ import torch
 from fedloom.augment import AUGMENTATIONS
 from fedloom.client import Client
 from fedloom.data.dataset import Dataset
+from fedloom.data.levels import levels, normalisation
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
@@ -77,13 +78,7 @@ class World:
         x = self.dataset.x[: self.dataset.trained]
         if self.study.data.normalise == "fixed":
             return np.full(x.shape[1], 0.5), np.full(x.shape[1], 0.5)
-        # Counted per grey level: exact, and no float copy of the images.
-        levels = [np.bincount(x[:, channel].reshape(-1), minlength=256) for channel in range(x.shape[1])]
-        scale = np.arange(256) / 255
-        mean = np.array([(count * scale).sum() / count.sum() for count in levels])
-        square = np.array([(count * scale**2).sum() / count.sum() for count in levels])
-        std = np.sqrt(np.maximum(square - mean**2, 0))
-        return mean, np.where(std > 0, std, 1.0)
+        return normalisation(levels(x))
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
