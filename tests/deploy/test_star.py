@@ -16,6 +16,14 @@ CAPACITIES = [1.0, 0.5, 0.25]
 MEASURED = ("global_accuracy", "local_accuracy", "train_loss", "upload_bytes", "download_bytes", "train_macs")
 
 
+def no_secret_in(text, folder):
+    keys = list(folder.rglob("*.key"))
+    assert len(keys) == 8
+    for path in keys:
+        assert "".join(path.read_text().splitlines()[1:-1])[20:60] not in text
+        assert path.stat().st_mode & 0o077 == 0
+
+
 def equal(one, two):
     for served, run in zip(rows(one), rows(two), strict=True):
         assert {name: served[name] for name in MEASURED} == {name: run[name] for name in MEASURED}
@@ -23,9 +31,10 @@ def equal(one, two):
         assert torch.equal(tensors_of(one)[name], tensor), name
 
 
-def test_fedavg_equals_its_simulation_bit_for_bit(tmp_path):
+def test_fedavg_equals_its_simulation_bit_for_bit(tmp_path, capfd):
     federation = Federation(tmp_path)
     served, said = together(federation)
+    no_secret_in(" ".join((*said, *capfd.readouterr())), tmp_path / "deploy")
     equal(served, simulated(federation, tmp_path / "simulated"))
     assert sum("joined: " in line for line in said) == 3
     assert said.count("the run is over") == 3

@@ -233,7 +233,7 @@ class LinkGrid(Grid):
             set(message_ids) - {reply.metadata.reply_to_message_id for reply, _ in self._arriving.values()},
             [],
         )
-        for reply in self.state.get_message_res(message_ids=asked, run_id=self._run.run_id) if asked else ():
+        for reply in self._replies(asked):
             self.state.delete_messages(message_ins_ids={reply.metadata.reply_to_message_id})
             name = reply.metadata.message_id
             tree = self.state.object_store.get_object_tree(name)
@@ -256,6 +256,15 @@ class LinkGrid(Grid):
             whole.metadata.__dict__.update(_message_id=name, _reply_to_message_id=reply.metadata.reply_to_message_id)
             found.append(whole)
         return found
+
+    def _replies(self, asked: set[str]) -> list[Message]:
+        """Answers first: Flower would call a node gone that answered and then left."""
+        with self.state.lock:
+            names = self.state.message_ins_id_to_message_res_id
+            answered = {name: self.state.message_res_store[names[name]] for name in asked if name in names}
+        rest = asked - answered.keys()
+        others = self.state.get_message_res(message_ids=rest, run_id=self._run.run_id) if rest else ()
+        return [*answered.values(), *others]
 
     def _key(self, reply: Message) -> bytes:
         nodes = self.state.get_node_info(node_ids=[reply.metadata.src_node_id])
