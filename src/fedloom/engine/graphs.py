@@ -382,12 +382,16 @@ class Graphs(Reference):
                         machine.capture(kind)
         done: list[Tensors] = []
         sums: list[Tensor] = []
-        # A client's replays are all queued before the next client's tensors are copied in: the device never waits.
+        # Step by step through the clients: all of one client's replays in a row would leave the other streams idle.
+        for number in range(max((len(job.kinds) for _, job in now), default=0)):
+            for machine, job in now:
+                if number < len(job.kinds):
+                    with torch.cuda.stream(machine.stream):
+                        if number == 0:
+                            machine.load(job.fits, job.orders, job.masks)
+                        machine.graphs[job.kinds[number]].replay()
         for machine, job in now:
             with torch.cuda.stream(machine.stream):
-                machine.load(job.fits, job.orders, job.masks)
-                for kind in job.kinds:
-                    machine.graphs[kind].replay()
                 tensors, total = self._unload(machine, job)
             done, sums = done + tensors, [*sums, total]
         for machine, _ in now:
