@@ -22,8 +22,9 @@ SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "fail
 
 
 def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
-    """What the training of a round cost, from its ledger."""
-    done = [entry for entry in ledger if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
+    """What the training of a round cost, from its ledger: all that was sent and computed before it was evaluated."""
+    asked = [entry for entry in ledger if entry["job"] == "work"]
+    done = [entry for entry in asked if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
     weight = sum(entry["samples"] for entry in done)
     return {
         "train_loss": sum(entry["loss"] * entry["samples"] for entry in done) / weight if weight else None,
@@ -33,7 +34,7 @@ def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[
         "download_bytes": sum(entry["download_bytes"] for entry in ledger),
         "train_macs": sum(entry["macs"] for entry in ledger),
         "virtual_seconds": virtual_seconds,
-        "clients": len({entry["client"] for entry in ledger}),
+        "clients": len({entry["client"] for entry in asked}),
         "failures": failures,
     }
 
@@ -51,7 +52,7 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         row["global_loss"] = float(read["loss"] / samples.sum())
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
-    parts = {"model": method.evaluation(server)}
+    parts = {"model": fleet.shown(server)}
     asked = np.arange(fleet.size)
     if fleet.size > most:
         asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
