@@ -37,7 +37,7 @@ def scaled(values: Floats) -> Floats:
     [0.0, 1.0, 1.0, 0.25]
     """
     low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # of those that are known
-    phi = values - low
+    phi: Floats = values - low
     if high > low:
         phi /= high - low
     phi[np.isnan(phi)] = 1.0

@@ -55,14 +55,16 @@ def drawn(generator: np.random.Generator, clients: np.ndarray, count: int, logit
     """
     arrival = np.log(generator.standard_exponential(len(clients))) - logits
     first = np.argpartition(arrival, count - 1)[:count] if count < len(clients) else np.arange(len(clients))
-    return clients[first[np.argsort(arrival[first], kind="stable")]]
+    order: np.ndarray = clients[first[np.argsort(arrival[first], kind="stable")]]
+    return order
 
 
 def without(clients: np.ndarray, taken: np.ndarray, size: int) -> np.ndarray:
     """Those of the clients, of a fleet of some size, that are not taken."""
     free = np.ones(size, bool)
     free[taken] = False
-    return clients[free[clients]]
+    left: np.ndarray = clients[free[clients]]
+    return left
 
 
 def by_data(fleet: Fleet, clients: np.ndarray) -> Floats:
