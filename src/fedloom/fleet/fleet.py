@@ -170,7 +170,9 @@ class Fleet:
             if reason:
                 self._fail(outcome, "nonsense", reason)
                 continue
-            seconds = seconds_of(outcome, self.columns) if "speed" in self.columns else outcome.seconds
+            seconds = outcome.seconds  # measured; on devices that are simulated, computed
+            if "speed" in self.columns:
+                seconds = seconds_of(outcome, self.columns, self.generator("jitter", outcome.client))
             if outcome.job == "work":
                 stays = self._leaves[outcome.client] - self.elapsed
                 if self.deadline is not None and min(seconds, stays) > self.deadline:
