@@ -14,7 +14,7 @@ from rich.console import Console
 from fedloom.errors import FedloomError
 from fedloom.report.plots import curves
 from fedloom.report.progress import numbers_of
-from fedloom.report.tables import Rows, markdown, rich_table, spread
+from fedloom.report.tables import UNTIL, Rows, markdown, rich_table, spread
 from fedloom.runs.experiment import Watch
 from fedloom.runs.grid import Cell, Grid, merged, spreads
 from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
@@ -32,9 +32,6 @@ COST: Measures = {
     "up MB": ("upload_bytes", 1e-6), "down MB": ("download_bytes", 1e-6), "GMACs": ("train_macs", 1e-9),
     "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
     "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
-}  # fmt: skip
-TO_TARGET: Measures = {
-    "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),
 }  # fmt: skip
 
 
@@ -55,7 +52,7 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
     done, failures = grid.run(folder, announced)
     sections = {"accuracy": ACCURACY, "cost of the whole run": COST}
     if any("rounds_to_target" in result.summary for _, result in done):
-        sections["until the target accuracy"] = TO_TARGET
+        sections["until the target accuracy"] = dict(UNTIL)
     order = list(dict.fromkeys([baseline, *grid.rows] if baseline else grid.rows))
     numbers: dict[str, dict[str, Any]] = {row: {} for row in order}
     tables: dict[str, Rows] = {}

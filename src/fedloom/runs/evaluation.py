@@ -97,4 +97,4 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
         summary[name] = fmean(known) if known else None
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
-    return summary | (to_target(rows, target) if target is not None else {})
+    return summary | ({"target": target} | to_target(rows, target) if target is not None else {})

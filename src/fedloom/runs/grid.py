@@ -66,6 +66,7 @@ class Spread:
     """A number over several seeds."""
 
     values: tuple[float, ...]
+    runs: int = 0  # how many runs could have had it, if more
 
     @property
     def mean(self) -> float:
@@ -151,4 +152,4 @@ def spreads(done: Sequence[tuple[Cell, Result]], measure: str) -> Iterator[tuple
     for row, column in dict.fromkeys((cell.row, cell.column) for cell, _ in done):
         found = [result.summary.get(measure) for cell, result in done if (cell.row, cell.column) == (row, column)]
         values = tuple(float(value) for value in found if value is not None)
-        yield row, column, Spread(values) if values else None
+        yield row, column, Spread(values, len(found)) if values else None
