@@ -267,6 +267,8 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
 
     with watching(label, rounds) as watch:
         result = go(watch)
+    some = any(row["clients"] < result.summary["clients"] for row in result.rows("metrics"))
+    picture = result.fairness() if some else None
     if as_json:
         sys.stdout.write(json.dumps(result.summary) + "\n")
         return
@@ -275,6 +277,8 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
     Console().print(summary_table([result.summary]))
     if result.summary.get("target") is not None:
         sys.stdout.write(f"{until(result.summary)}\n")
+    if picture is not None:
+        sys.stdout.write(f"who was chosen: {picture}\n")
     sys.stdout.write(f"run folder: {result.folder}\n")
 
 

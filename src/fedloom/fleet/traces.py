@@ -112,14 +112,15 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
             if not 0 <= begin < end < np.inf:
                 raise ValueError(f"a window must begin at 0 or later and end after that; got {begin:g} to {end:g}")
             found.setdefault(int(row["client"]), []).append((begin, end))
+        if not found:
+            raise ValueError("it has no windows")
         period = float(said[1]) if said else max(end for windows in found.values() for _, end in windows)
         if any(begin >= period for windows in found.values() for begin, _ in windows):
             raise ValueError(f"a window begins after the period of {period:g} seconds")
     except KeyError as error:
         raise InputError(f"fleet.trace {path} has no column {error}; expected client,from,to") from error
     except (ValueError, TypeError) as error:
-        reason = "it has no windows" if not found else error
-        raise InputError(f"fleet.trace {path} is wrong near line {rows.line_num}: {reason}") from error
+        raise InputError(f"fleet.trace {path} is wrong near line {rows.line_num}: {error}") from error
     most = max(len(windows) for windows in found.values())
     padded = [found[client] + [(np.nan, np.nan)] * (most - len(found[client])) for client in sorted(found)]
     return {
