@@ -147,6 +147,8 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="Show the tables there are.")] = False,
     out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Run this row only; may be repeated.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Run this column only; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a published table again and show both, side by side."""
@@ -157,7 +159,7 @@ def reproduce(
     elif name is None:
         raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
     else:
-        reproduce_shown(name, scale, out, device, as_json)
+        reproduce_shown(name, scale, out, device, as_json, row or [], column or [])
 
 
 @app.command()

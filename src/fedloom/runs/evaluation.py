@@ -95,6 +95,7 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     for name in ("mean_parameters", "mean_forward_macs"):
         known = [row[name] for row in rows if row.get(name) is not None]
         summary[name] = fmean(known) if known else None
+    summary["bytes_per_round"] = (summary["upload_bytes"] + summary["download_bytes"]) / len(rows)
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
     return summary | ({"target": target} | to_target(rows, target) if target is not None else {})
