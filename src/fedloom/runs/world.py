@@ -22,6 +22,7 @@ from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
+from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
@@ -93,7 +94,11 @@ class World:
         columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
-        return {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded, **columns}
+        columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
+        if fleet.trace is not None:
+            drawn = numpy_generator(self.study.run.seed, 0, 0, SERVER, "trace")
+            columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
+        return columns
 
     def check(self) -> None:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
