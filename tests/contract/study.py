@@ -12,7 +12,7 @@ from fedloom.runs import start
 from fedloom.runs.result import Result
 from fedloom.runs.study import resolve
 
-SKETCHES = ("fedrkd", "fedes", "fednas")
+SKETCHES = ("fedrkd", "fednas")
 BASE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "limit": 400, "public": 40, "validation": 0.2},
     "model": {"name": "lenet5_bn"},
