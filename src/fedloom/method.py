@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -46,6 +46,8 @@ class Method:
     pooled: ClassVar[bool] = False  # a bound, no federation: whoever trains sees the data of all clients
 
     public: ClassVar[bool] = False  # whether the server needs public data
+
+    validates: ClassVar[bool] = False  # whether clients need validation data
 
     @property
     def adapts(self) -> bool:
@@ -94,6 +96,10 @@ class Method:
     def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
         """The line of Python that builds what `adapt` makes of the model that `line` builds."""
         return line
+
+    def found(self, server: Server) -> dict[str, Any]:
+        """What a method that searches has found, in plain data for the summary; most search nothing."""
+        return {}
 
     def evaluated(self, server: Server, fleet: Fleet) -> Server:
         """The server as it is evaluated: what a share leaves out of training is asked for first."""

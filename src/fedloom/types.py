@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -138,7 +137,7 @@ class Outcome:
             "peak_memory_bytes",
         )
         entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(prod(getattr(value, "shape", ())) for value in sent)}
+        return dict(numbers) | entry | {"parameters": sum(value.numel() for value in sent)}
 
 
 @dataclass(frozen=True, eq=False)

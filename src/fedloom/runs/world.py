@@ -115,6 +115,11 @@ class World:
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
                 "--set data.public=1000"
             )
+        if self.method.validates and not self.split.validation.sizes.all():
+            raise InputError(
+                f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
+                "keep some of each client's images aside with --set data.validation=0.1"
+            )
         if self.columns["excluded"].all():
             raise InputError(
                 f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
