@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedloom import wire
-from fedloom.augment import Augmentation
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
@@ -39,7 +38,6 @@ class Client:
     test: Samples
     capacity: float = 1.0
     state: dict[str, Any] = field(default_factory=dict)
-    augment: Augmentation | None = None
 
     @property
     def samples(self) -> int:
@@ -96,7 +94,7 @@ class Client:
         if not 0 < count < len(rows):
             return self.train
         chosen = torch.randperm(len(rows), generator=self.generator(purpose))[:count]
-        return Samples(self.train.images, rows[chosen.to(rows.device)])
+        return replace(self.train, rows=rows[chosen.to(rows.device)])
 
     def plan(
         self, parts: Sequence[Samples] = (), variants: int = 1, train: Train | None = None, purpose: str = "fit"
@@ -124,10 +122,10 @@ class Client:
 
     def _pool(self, part: Samples, epochs: int, generator: torch.Generator) -> tuple[Images, list[Tensor]]:
         """Images to draw from and, epoch by epoch, their rows: the client's as they are, or augmented copies."""
-        if self.augment is None or part is not self.train:
+        if part.augment is None:
             return part.images, [part.rows]
         own = part.rows.to(part.images.x.device)
-        copies = torch.cat([self.augment(part.images.x[own], generator) for _ in range(epochs)])
+        copies = torch.cat([part.augment(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)
         return images, [torch.arange(len(own)) + number * len(own) for number in range(epochs)]
 

@@ -52,6 +52,11 @@ class Method:
         """Whether weak devices get less to train than the whole model."""
         return not isinstance(self.cut, Whole)
 
+    @property
+    def personal(self) -> bool:
+        """Whether clients normalise their images by statistics of their own, whatever the study says."""
+        return False
+
     tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engine.reference import Eager, Reference
-from fedloom.engine.stacked import Stack, room, signature, stackable, timetable, wasted
+from fedloom.engine.stacked import Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
 from fedloom.types import Fit, Fitted, Images, Request, Step, Tensors
 
@@ -45,7 +45,7 @@ class Machine:
         first = fits[0]
         self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
         self.model = Eager(network, training=True)
-        images = first.plan.images
+        images = shared_images(fits) if self.stacked else first.plan.images
         x, y = images.x, images.y
         if images.own:
             x, y = x.new_zeros(room(images), *x.shape[1:]), y.new_zeros(room(images))
@@ -81,7 +81,7 @@ class Machine:
             own = [fit.fixed[name] for fit in fits]
             for target, part in _pairs(value, own[0] if not self.stacked or name == "lr" else _stacked(own)):
                 target.copy_(part)
-        images = fits[0].plan.images
+        images = shared_images(fits) if self.stacked else fits[0].plan.images
         if images.own:
             self.images.x[: len(images.x)].copy_(images.x)
             self.images.y[: len(images.y)].copy_(images.y)
