@@ -7,24 +7,28 @@ themselves, and write the samples' losses into another table, so that a whole fi
 host neither waits nor copies. Machines of equal signature are kept and used again in later rounds; ten clients of five
 widths are ten machines on ten streams.
 
-What is not captured: measures (large batches, the reference does them), and steps that cannot be hashed or captured;
-the log says so once.
+Measures are captured too, by a *gauge*: one batch's sums as a graph, replayed for every client that asks the same. A
+batch size is captured when it comes the third time; until then, and for readings that carry tensors, the reference
+does it. Steps that cannot be hashed or captured run step by step, and the log says so once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
-from fedloom.types import Fit, Fitted, Images, Request, Step, Tensors
+from fedloom.types import Fit, Fitted, Images, Measure, Request, Step, Tensors
 
 __all__ = ["Graphs"]
 
@@ -33,6 +37,7 @@ STREAMS = 16
 SIDE_BY_SIDE = 32  # machines of one signature; more clients run in waves
 STACK_BELOW = 2_000_000  # forward MACs a sample: smaller networks gain by stacking, larger ones by streams
 STACK_FROM = 8  # clients
+GRAPHS_KEPT = 64  # batch sizes that a gauge captures
 Kind = tuple[int, tuple[int, ...], bool]  # variant, batch sizes, masked
 
 
@@ -72,9 +77,14 @@ class Machine:
         self, fits: Sequence[Fit], orders: Mapping[tuple[int, ...], Tensor], masks: Mapping[tuple[int, ...], Tensor]
     ) -> None:
         """Copy a fit (or K of them) into the static memory."""
-        for name, tensor in self.tensors.items():
-            sources = [fit.tensors[name].detach() for fit in fits]
-            tensor.copy_(torch.stack(sources) if self.stacked else sources[0])
+        if self.stacked:
+            for name, tensor in self.tensors.items():
+                torch.stack([fit.tensors[name].detach() for fit in fits], out=tensor.detach())
+        else:
+            _copy(
+                [tensor.detach() for tensor in self.tensors.values()],
+                [fits[0].tensors[name].detach() for name in self.tensors],
+            )
         _copy([t for slot in self.slots.values() for t in slot.values()],
               [t for slot in self.first_slots.values() for t in slot.values()])  # fmt: skip
         for name, value in self.fixed.items():
@@ -151,6 +161,73 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
+class Gauge:
+    """Static memory and captured sums of one batch for measures of one kind: equal shapes, reading and images."""
+
+    def __init__(self, network: Network, first: Measure) -> None:
+        images = first.samples.images
+        self.what, self.model = first.what, Eager(network, training=first.what.training)
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self.tensors = {name: tensor.detach().clone() for name, tensor in first.tensors.items()}
+        self.images = replace(images, mean=images.mean.clone(), std=images.std.clone())
+        self.given: Tensors = {}  # the model that the static tensors hold now
+        self.sums: Tensors = {}
+        self.rows: dict[int, Tensor] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.seen: dict[int, int] = {}
+
+    def ready(self, measure: Measure) -> bool:
+        """Whether all its batch sizes are captured, or worth it now."""
+        sizes = {len(rows) for rows in batches_of(measure.samples.rows, measure.batch_size)}
+        for size in sizes - self.graphs.keys():
+            self.seen[size] = self.seen.get(size, 0) + 1
+        return all(size in self.graphs or self.seen[size] > 2 for size in sizes) and len(self.graphs) < GRAPHS_KEPT
+
+    @torch.no_grad()
+    def read(self, measure: Measure) -> Tensors:
+        """The sums over all batches, as the reference gives them."""
+        main, images = torch.cuda.current_stream(), measure.samples.images
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            self.images.mean.copy_(images.mean)
+            self.images.std.copy_(images.std)
+            batches = [rows.pin_memory() for rows in batches_of(measure.samples.rows, measure.batch_size)]
+            for rows in batches:
+                if len(rows) not in self.graphs:
+                    self._load(measure.tensors)
+                    self._capture(rows)
+            if any(self.given.get(name) is not tensor for name, tensor in measure.tensors.items()):
+                self._load(measure.tensors)
+            for total in self.sums.values():
+                total.zero_()
+            for rows in batches:
+                self.rows[len(rows)].copy_(rows, non_blocking=True)
+                self.graphs[len(rows)].replay()
+            found = {name: total.clone() for name, total in self.sums.items()}
+        main.wait_stream(self.stream)
+        return found
+
+    def _load(self, tensors: Tensors) -> None:
+        names = list(self.tensors)
+        _copy([self.tensors[name] for name in names], [tensors[name].detach() for name in names])
+        # Buffers are written in training mode, so such a model is copied again for the next measure.
+        self.given = {} if self.what.training else dict(tensors)
+
+    def _capture(self, rows: Tensor) -> None:
+        size = len(rows)
+        self.rows[size] = rows.to(self.images.x.device)
+        for _ in range(2):
+            read = self.what(self.model, self.tensors, self.images.batch(self.rows[size]))
+        for name, value in read.items():
+            self.sums.setdefault(name, torch.zeros_like(value))
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
+                self.sums[name].add_(value)
+        self.graphs[size], self.given = graph, {}
+
+
 class _Job:
     """Some fits on their way through a machine."""
 
@@ -201,6 +278,8 @@ class Graphs(Reference):
         self.stack = stack
         self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
         self._machines: dict[tuple[object, ...], list[Machine]] = {}
+        self._next_stream = cycle(self._streams)
+        self._gauges: dict[tuple[object, ...], Gauge | None] = {}
         self._said: set[str] = set()
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
@@ -228,6 +307,9 @@ class Graphs(Reference):
                 self._say(f"a step could not be captured and runs step by step: {str(error).splitlines()[0]}")
                 for full in used:
                     self._machines.pop(full, None)
+        for number, request in enumerate(requests):
+            if isinstance(request, Measure) and (read := self._read(request)) is not None:
+                answers[number] = read
         alone = [number for number in range(len(requests)) if number not in answers]
         answers |= dict(zip(alone, super().solve([requests[number] for number in alone]), strict=True))
         return [answers[number] for number in range(len(requests))]
@@ -241,6 +323,25 @@ class Graphs(Reference):
             return None
         # The rate is copied into static memory: another one needs no other machine.
         return key[:-1]
+
+    def _read(self, measure: Measure) -> Tensors | None:
+        """The sums by a gauge of this kind of measure, once it is worth capturing; None: not yet, or it cannot be."""
+        fields = vars(measure.what).values()
+        if not len(measure.samples) or not all(isinstance(value, bool | int | float | str) for value in fields):
+            return None
+        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
+        key = (measure.what, shapes, measure.samples.images.x.data_ptr())
+        if key not in self._gauges:
+            self._gauges[key] = Gauge(self.network, measure)
+        gauge = self._gauges[key]
+        if gauge is None or not gauge.ready(measure):
+            return None
+        try:
+            return gauge.read(measure)
+        except RuntimeError as error:
+            self._gauges[key] = None
+            self._say(f"{type(measure.what).__name__} could not be captured: {str(error).splitlines()[0]}")
+            return None
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -260,7 +361,7 @@ class Graphs(Reference):
         machines = self._machines.setdefault(key, [])
         if place < len(machines) and machines[place].steps >= job.steps:
             return machines[place]
-        stream = self._streams[(len(machines) + len(self._machines)) % STREAMS]
+        stream = machines[place].stream if place < len(machines) else next(self._next_stream)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             made = Machine(self.network, job.fits, stream, max(64, 1 << (job.steps - 1).bit_length()))
@@ -308,7 +409,9 @@ class Graphs(Reference):
     @torch.no_grad()
     def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:
         """Each fit's tensors; and the sums of losses and of early squared losses, one column a fit."""
-        done = {name: tensor.detach().clone() for name, tensor in machine.tensors.items()}
+        static = {name: tensor.detach() for name, tensor in machine.tensors.items()}
+        done = {name: torch.empty_like(tensor) for name, tensor in static.items()}
+        _copy(list(done.values()), list(static.values()))
         clients = len(job.fits)
         total = torch.zeros(2, clients, dtype=torch.float64, device=self.network.device)
         for sizes, weights in job.weights.items():

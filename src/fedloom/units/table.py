@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.errors import InputError, choose
 
-__all__ = ["Axis", "Group", "Span", "Units", "Where"]
+__all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
 
 Where = Mapping[str, Tensor]
 """Group name -> sorted numbers of the kept units; a group that is absent is whole."""
@@ -59,6 +59,15 @@ class Axis:
     unit: Tensor
 
 
+@dataclass(frozen=True)
+class Point:
+    """A layer's input that is read for scores: the unit of each position (one behind the last: of none), its extent."""
+
+    axis: Axis
+    unit: Tensor
+    extent: Tensor  # how many positions the unit of this position has on the axis
+
+
 class Units:
     """The units of a model; made by `find_units`.
 
@@ -88,10 +97,23 @@ class Units:
             self.axes[axis.owner] = (*self.axes.get(axis.owner, ()), axis)
         self._shapes = dict(shapes)
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._points: dict[torch.device, list[Point]] = {}
 
     def __getstate__(self) -> dict[str, object]:
         # Plans may hold a thousand vectors, even on a GPU; another process makes its own.
-        return {**self.__dict__, "_plans": {}}
+        return {**self.__dict__, "_plans": {}, "_points": {}}
+
+    def points_on(self, device: torch.device) -> list[Point]:
+        """The points with their indices on a device; made once, since a captured reading cannot copy from the host."""
+        if device not in self._points:
+            behind = sum(self.sizes.values())
+            units = [torch.where(axis.unit < 0, behind, axis.unit) for axis in self.points]
+            extents = [unit.bincount(minlength=behind + 1)[unit] for unit in units]
+            self._points[device] = [
+                Point(axis, unit.to(device), extent.to(device))
+                for axis, unit, extent in zip(self.points, units, extents, strict=True)
+            ]
+        return self._points[device]
 
     def kept(self, capacity: float) -> dict[str, int]:
         """How many units of each group a client of this capacity trains: ceil(r m), at least 1, not all if r < 1."""
