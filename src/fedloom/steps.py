@@ -149,6 +149,12 @@ class Descent:
         return losses
 
 
+def still(tensors: Tensors, model: Model) -> Tensors:
+    """The same model with copies of its buffers: a pass in training mode writes statistics, which do not count then."""
+    buffers = model.network.buffers
+    return {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
+
+
 def clip_(grads: Tensors, limit: float) -> None:
     """Scale all gradients together so that their joint norm is at most `limit` (as torch.nn.utils.clip_grad_norm_)."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads.values()]))

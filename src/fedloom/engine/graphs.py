@@ -330,7 +330,8 @@ class Graphs(Reference):
         if not len(measure.samples) or not all(isinstance(value, bool | int | float | str) for value in fields):
             return None
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
-        key = (measure.what, shapes, measure.samples.images.x.data_ptr())
+        images = measure.samples.images
+        key = (measure.what, shapes, images.x.data_ptr(), images.mean.shape, images.origin is None)
         if key not in self._gauges:
             self._gauges[key] = Gauge(self.network, measure)
         gauge = self._gauges[key]
