@@ -122,7 +122,7 @@ class Stack:
         shared = {name: value for name, value in joint.fixed.items() if name not in joint.each}
 
         def one(tensors: Tensors, own: dict[str, Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            return joint.step.objective(self.model, tensors, Batch(x, y), {**shared, **own})
+            return joint.step.loss(self.model, tensors, Batch(x, y), {**shared, **own})
 
         own = {name: joint.fixed[name] for name in joint.each}
         with torch.enable_grad():
