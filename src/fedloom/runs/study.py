@@ -86,6 +86,7 @@ class Evaluate(Section):
     every: Positive | None = None  # default: about 20 times a run
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     on: Literal["own", "all", "unseen"] = "own"  # clients' own test parts, the whole test set, groups nobody trained on
+    model: Literal["used", "trained"] = "used"  # the model a client really uses, or the one it last trained
     test_stats: Literal["data", "model"] = "data"  # under personal statistics: those of a test image's group, or theirs
     clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 

@@ -26,7 +26,7 @@ from fedloom.errors import InputError
 from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
-from fedloom.questions import QUESTIONS
+from fedloom.questions import QUESTIONS, remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.types import Augmentation, Images, Report, Samples, Task
@@ -178,7 +178,10 @@ class World:
     @cached_property
     def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
         """What a task can ask for: the method's work, or a question."""
-        return {"work": self.method.work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
+        work = self.method.work
+        if self.study.evaluate.model == "trained":
+            work = partial(remembered, work)
+        return {"work": work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
