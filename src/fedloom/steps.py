@@ -165,6 +165,6 @@ def still(tensors: Tensors, model: Model) -> Tensors:
 
 def clip_(grads: Tensors, limit: float) -> None:
     """Scale all gradients together so that their joint norm is at most `limit` (as torch.nn.utils.clip_grad_norm_)."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads.values()]))
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads.values()))))
     scaled = torch._foreach_mul(list(grads.values()), (limit / (norm + 1e-6)).clamp(max=1.0))
     grads.update(zip(list(grads), scaled, strict=True))

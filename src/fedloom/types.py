@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -207,6 +208,11 @@ class Plan:
     variants: Sequence[int]
     epoch: int  # how many steps make the first epoch
     seed: int  # for what a step draws itself, such as dropout
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Per step, how large its batches are."""
+        return [tuple(part.shape[0] for part in step) for step in self.steps]
 
 
 class Model(Protocol):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
-from fedloom.engine.stacked import Stack, room, shared_images, signature, stackable, timetable, wasted
+from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
 from fedloom.types import Fit, Fitted, Images, Measure, Request, Step, Tensors
 
@@ -157,8 +157,11 @@ def _pairs(static: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
+    pairs = list(zip(targets, sources, strict=True))
+    # One type a call: a mixed list is copied tensor by tensor.
+    for dtype in dict.fromkeys(target.dtype for target in targets):
+        alike = [pair for pair in pairs if pair[0].dtype == dtype]
+        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
 
 
 class Gauge:
@@ -231,7 +234,7 @@ class Gauge:
 class _Job:
     """Some fits on their way through a machine."""
 
-    def __init__(self, numbers: list[int], fits: list[Fit]) -> None:
+    def __init__(self, numbers: list[int], fits: list[Fit], beats: Sequence[Beat] = ()) -> None:
         self.numbers, self.fits, self.kinds = numbers, fits, list[Kind]()
         self.orders: dict[tuple[int, ...], Tensor] = {}
         self.masks: dict[tuple[int, ...], Tensor] = {}
@@ -239,14 +242,14 @@ class _Job:
         masks: dict[tuple[int, ...], list[Tensor]] = {}
         everybody = torch.ones(len(fits), dtype=torch.bool)
         if len(fits) > 1:
-            for size, table, active in timetable([fit.plan for fit in fits]):
+            for size, table, active in beats:
                 rows.setdefault((size,), []).append(table)
                 masks.setdefault((size,), []).append(everybody if active is None else active)
                 self.kinds.append((0, (size,), active is not None))
         else:
-            for step, variant in zip(fits[0].plan.steps, fits[0].plan.variants, strict=True):
-                sizes = tuple(len(part) for part in step)
-                rows.setdefault(sizes, []).append(torch.cat(step))
+            plan = fits[0].plan
+            for step, sizes, variant in zip(plan.steps, plan.sizes, plan.variants, strict=True):
+                rows.setdefault(sizes, []).append(torch.cat(step) if len(step) > 1 else step[0])
                 masks.setdefault(sizes, []).append(everybody)
                 self.kinds.append((variant, sizes, False))
         self.orders = {sizes: torch.stack(each).pin_memory() for sizes, each in rows.items()}
@@ -255,10 +258,7 @@ class _Job:
 
     def _weights(self, sizes: tuple[int, ...], mask: Tensor) -> Tensor:
         """Which beats count for each fit, and which of those lie in its first epoch: (2, beats, fits)."""
-        first = [
-            sum(tuple(len(part) for part in step) == sizes for step in fit.plan.steps[: fit.plan.epoch])
-            for fit in self.fits
-        ]
+        first = [fit.plan.sizes[: fit.plan.epoch].count(sizes) for fit in self.fits]
         early = mask & (mask.long().cumsum(0) <= torch.tensor(first))
         return torch.stack([mask, early]).double().pin_memory()
 
@@ -290,6 +290,8 @@ class Graphs(Reference):
             if isinstance(request, Fit) and (key := self._key(request)) is not None:
                 groups.setdefault(key, []).append(number)
         jobs = [(key, job) for key, numbers in groups.items() for job in self._jobs(numbers, requests)]
+        # The longest first: the last to begin should not be the last to end by much.
+        jobs.sort(key=lambda each: -self._cost(each[1].fits[0]))
         while jobs:
             wave, jobs, used = jobs, [], dict[tuple[object, ...], int]()
             now = []
@@ -354,8 +356,9 @@ class Graphs(Reference):
         small = self.network.macs(fits[0].tensors) < STACK_BELOW if stackable(fits[0]) else False
         if self.stack and small and len(fits) >= STACK_FROM and all(stackable(fit) for fit in fits):
             plans = [fit.plan for fit in fits]
-            if wasted(plans, timetable(plans)) <= 2:
-                return [_Job(numbers, fits)]
+            beats = timetable(plans)
+            if wasted(plans, beats) <= 2:
+                return [_Job(numbers, fits, beats)]
         return [_Job([number], [fit]) for number, fit in zip(numbers, fits, strict=True)]
 
     def _machine(self, key: tuple[object, ...], place: int, job: _Job) -> Machine:
@@ -373,20 +376,21 @@ class Graphs(Reference):
         begin, main = perf_counter(), torch.cuda.current_stream()
         for machine, job in now:
             machine.stream.wait_stream(main)
-            with torch.cuda.stream(machine.stream):
-                machine.load(job.fits, job.orders, job.masks)
-                missing = [kind for kind in dict.fromkeys(job.kinds) if kind not in machine.graphs]
-                for kind in missing:
-                    machine.capture(kind)
-                if missing:
+            if missing := [kind for kind in dict.fromkeys(job.kinds) if kind not in machine.graphs]:
+                with torch.cuda.stream(machine.stream):
                     machine.load(job.fits, job.orders, job.masks)
+                    for kind in missing:
+                        machine.capture(kind)
+        done: list[Tensors] = []
+        sums: list[Tensor] = []
+        # Step by step through the clients: all of one client's replays in a row would leave the other streams idle.
         for number in range(max((len(job.kinds) for _, job in now), default=0)):
             for machine, job in now:
                 if number < len(job.kinds):
                     with torch.cuda.stream(machine.stream):
+                        if number == 0:
+                            machine.load(job.fits, job.orders, job.masks)
                         machine.graphs[job.kinds[number]].replay()
-        done: list[Tensors] = []
-        sums: list[Tensor] = []
         for machine, job in now:
             with torch.cuda.stream(machine.stream):
                 tensors, total = self._unload(machine, job)
@@ -402,10 +406,9 @@ class Graphs(Reference):
         }
 
     def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
-        sizes = [len(rows[0]) for rows in fit.plan.steps]
+        sizes = [each[0] for each in fit.plan.sizes]
         samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
-        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit, steps), seconds)
+        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds)
 
     @torch.no_grad()
     def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:

@@ -84,16 +84,17 @@ class Reference:
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
         done = {name: tensor.detach() for name, tensor in tensors.items()}
         seconds = perf_counter() - start
-        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit, steps), seconds)
+        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds)
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
 
-    def _cost(self, fit: Fit, steps: Sequence[Step]) -> int:
+    def _cost(self, fit: Fit) -> int:
         """Multiply-accumulates of all passes; a backward pass costs two forward ones."""
+        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
-        counted = zip(fit.plan.steps, fit.plan.variants, strict=True)
-        return round(sum(3 * forward[variant] * len(rows[0]) for rows, variant in counted))
+        counted = zip(fit.plan.sizes, fit.plan.variants, strict=True)
+        return round(sum(3 * forward[variant] * sizes[0] for sizes, variant in counted))
 
     @torch.no_grad()
     def _measure(self, measure: Measure) -> Tensors:

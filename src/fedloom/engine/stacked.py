@@ -33,7 +33,7 @@ def stackable(fit: Fit) -> bool:
     """Whether a fit's step can run for many clients at once: a plain descent with one batch a step."""
     if not isinstance(fit.step, Descent) or fit.step.view is not None or fit.plan.images.own:
         return False
-    return all(len(rows) == 1 for rows in fit.plan.steps)
+    return all(len(sizes) == 1 for sizes in fit.plan.sizes)
 
 
 def signature(fit: Fit) -> tuple[object, ...]:
@@ -62,17 +62,18 @@ def timetable(plans: Sequence[Plan]) -> list[Beat]:
     beats: list[Beat] = []
     for number in range(max(len(plan.steps) for plan in plans)):
         rows = [plan.steps[number][0] if number < len(plan.steps) else None for plan in plans]
-        for size in sorted({len(row) for row in rows if row is not None}, reverse=True):
-            active = torch.tensor([row is not None and len(row) == size for row in rows])
-            spare = next(row for row in rows if row is not None and len(row) == size)
-            stacked = torch.stack([row if row is not None and len(row) == size else spare for row in rows])
-            beats.append((size, stacked, None if bool(active.all()) else active))
+        sizes = [plan.sizes[number][0] if number < len(plan.steps) else 0 for plan in plans]
+        for size in sorted({*sizes} - {0}, reverse=True):
+            spare = rows[sizes.index(size)]
+            stacked = [row if own == size else spare for row, own in zip(rows, sizes, strict=True)]
+            active = None if sizes.count(size) == len(plans) else torch.tensor([own == size for own in sizes])
+            beats.append((size, torch.stack([row for row in stacked if row is not None]), active))
     return beats
 
 
 def wasted(plans: Sequence[Plan], beats: Sequence[Beat]) -> float:
     """How many times more samples the batched steps compute than the plans ask for."""
-    needed = sum(len(rows[0]) for plan in plans for rows in plan.steps)
+    needed = sum(sizes[0] for plan in plans for sizes in plan.sizes)
     return sum(size * len(plans) for size, _, _ in beats) / max(1, needed)
 
 
@@ -211,6 +212,5 @@ class Stacked(Reference):
         seconds = (perf_counter() - begin) / len(fits)
         done = [{name: t[client].detach().clone() for name, t in stack.tensors.items()} for client in range(len(fits))]
         return [
-            gathered(fit, done[client], losses[client], self._cost(fit, [stack.joint.step]), seconds)
-            for client, fit in enumerate(fits)
+            gathered(fit, done[client], losses[client], self._cost(fit), seconds) for client, fit in enumerate(fits)
         ]

@@ -175,8 +175,7 @@ class Units:
                 part = part.index_select(0, picked)
                 mask = None if mask is None else mask.index_select(0, picked)
                 index = ((0, rows.to(total[name].device)), *index)
-            part = part.detach().to(total[name])
-            votes = total[name].new_ones(()).expand(part.shape)
+            part, votes = part.detach(), total[name].new_ones(()).expand(part.shape)
             if mask is not None:
                 # Chosen, not multiplied: an element without a vote may hold anything, even NaN.
                 votes = mask.to(votes)
@@ -276,9 +275,10 @@ def _gather(full: Tensor, index: Cuts) -> Tensor:
 def _add(full: Tensor, part: Tensor, index: Cuts, weight: float) -> None:
     view, scattered = _narrow(full, index)
     if not scattered:
-        view.add_(part, alpha=weight)
+        view.add_(part.to(view.device), alpha=weight)
         return
     (dim, positions), *others = scattered
+    part = part.to(view)
     for other, kept in others:
         sizes = [*part.shape[:other], view.shape[other], *part.shape[other + 1 :]]
         part = part.new_zeros(sizes).index_copy_(other, kept, part)
