@@ -37,7 +37,7 @@ class Local(Method):
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Go on with the own model."""
         own = yield from self.final(client, task)
-        fit = yield Fit(own, Descent.of(self.objective, task.train), client.plan(), client.fixed())
+        fit = yield Fit(own, Descent.of(self.loss(), task.train), client.plan(), self.fixed(client, own))
         client.keep(fit.tensors)
         return Report(weight=float(client.samples), numbers=fit.numbers)
 
