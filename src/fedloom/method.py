@@ -49,6 +49,8 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
+    validates: ClassVar[bool] = False  # whether clients decide by their validation data
+
     @property
     def adapts(self) -> bool:
         """Whether weak devices get less to train than the whole model."""

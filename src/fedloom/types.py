@@ -84,6 +84,7 @@ class Task:
     only: tuple[str, ...] | None = None  # the names of the base's tensors that travel; None: all
     numbers: Mapping[str, float] = field(default_factory=dict)
     inbox: Mapping[int, Report] = field(default_factory=dict)  # serverless: what neighbours sent, by sender
+    copies: int = 1  # to how many the report goes: the server, or all neighbours
     train: Train = field(default_factory=Train)
     accepted: Moment = NEVER  # the client's last accepted moment: the version of its state that counts
     method: Named = field(default_factory=lambda: Named(""))

@@ -133,7 +133,7 @@ def test_wire_round_trip_and_ledger_bytes(method, recorded, tmp_path):
             assert skeleton == again
             assert all(torch.equal(one, two) for one, two in zip(tensors, copies, strict=True))
         assert outcome.download_bytes == len(wire.pack(task))
-        assert outcome.upload_bytes == len(wire.pack(outcome.report))
+        assert outcome.upload_bytes == task.copies * len(wire.pack(outcome.report))
     work = [outcome for _, outcome in recorded if outcome.job == "work"]
     assert sum(row["upload_bytes"] for row in rows(result)) == sum(outcome.upload_bytes for outcome in work)
     assert sum(row["download_bytes"] for row in rows(result)) == sum(outcome.download_bytes for outcome in work)

@@ -70,6 +70,11 @@ class Distilling:
         objective: Objective = find("objective", self.to)()
         return objective
 
+    @property
+    def widens(self) -> bool:
+        """Whether a teacher may be wider than its student."""
+        return False
+
     def points(self, network: Network) -> Points:
         """Where student and teacher are read, besides their logits."""
         return ()
@@ -103,6 +108,11 @@ class Features(Distilling):
     side: Annotated[Literal["output", "input"], "what comes out of the layers or what goes in"] = "output"
     reduction: Annotated[Literal["mean", "sum"], "over the features of a layer; over samples it is the mean"] = "mean"
     adapter: Annotated[bool, "learn a linear map from the student's width to the teacher's where they differ"] = False
+
+    @property
+    def widens(self) -> bool:
+        """With an adapter."""
+        return self.adapter
 
     def points(self, network: Network) -> Points:
         """The layers by name, or the last fully connected ones; before a non-linearity that follows."""

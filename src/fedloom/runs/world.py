@@ -110,6 +110,11 @@ class World:
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
                 "--set data.public=1000"
             )
+        if self.method.validates and not self.study.data.validation:
+            raise InputError(
+                f"{name} decides by the clients' validation data, but data.validation is 0; give it a share between 0 "
+                "and 1, such as 0.2"
+            )
         if self.columns["excluded"].all():
             raise InputError(
                 f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
