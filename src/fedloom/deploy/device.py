@@ -21,7 +21,7 @@ import torch
 
 from fedloom import __version__, wire
 from fedloom.client import States
-from fedloom.data.levels import levels
+from fedloom.data.levels import count_levels
 from fedloom.deploy.messages import PROTOCOL
 from fedloom.deploy.worlds import DeviceWorld, allowed, device_data
 from fedloom.engine.worker import perform
@@ -110,7 +110,7 @@ class Device:
             "name": self.name, "protocol": PROTOCOL, "fedloom": __version__, "torch": torch.__version__,
             "python": platform.python_version(), "samples": len(labels), "capacity": self.capacity,
             "shape": list(self.dataset.x.shape[1:]), "class_names": list(self.dataset.class_names),
-            "held": np.unique(labels), "levels": levels(self.dataset.x[trained]),
+            "held": np.unique(labels), "levels": count_levels(self.dataset.x, trained),
         }  # fmt: skip
         if server != __version__:
             facts["refuses"] = (

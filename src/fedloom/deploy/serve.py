@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedloom import __version__
-from fedloom.data.levels import levels, normalisation
+from fedloom.data.levels import count_levels, moments
 from fedloom.deploy.engine import Flower
 from fedloom.deploy.folder import settings
 from fedloom.deploy.messages import SMALL
@@ -99,6 +99,10 @@ def _study(path: Path, clients: int) -> Study:
     method = method_of(study)
     if method.pooled:
         raise InputError(f"{study.method.name} needs the data of all clients in one place; it cannot be deployed")
+    if study.evaluate.on != "own":
+        raise InputError(
+            f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
+        )
     if type(method).round is Method.round:
         raise InputError(
             f"{study.method.name} has no server; start every client as a peer: "
@@ -207,8 +211,8 @@ def _fix(roster: Roster, study: Study, public: Path | None) -> _Deployment:
         counts = sum(member.facts["levels"] for member in roster.connected)
         if public is not None:
             dataset, split = server_data(public, None, shape, class_names, 1)
-            counts = counts + levels(dataset.x[split.public])
-        mean, std = (value.tolist() for value in normalisation(counts))
+            counts = counts + count_levels(dataset.x, split.public)
+        mean, std = (value.tolist() for value in moments(counts))
     return _Deployment(token_hex(16), [member.name for member in roster.members], shape, class_names, mean, std)
 
 

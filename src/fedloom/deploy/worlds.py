@@ -40,7 +40,7 @@ class ServerWorld(World):
         """What the clients said when they joined."""
         return dict(self.joined)
 
-    def _normalisation(self) -> Normal:
+    def _common(self) -> Normal:
         return self.normal
 
 
@@ -55,7 +55,7 @@ class DeviceWorld(World):
         """All that is here, whatever number the server knows it by."""
         return self.split.train[0], self.split.validation[0], self.split.test[0], self.capacity
 
-    def _normalisation(self) -> Normal:
+    def _common(self) -> Normal:
         return self.normal
 
 
@@ -132,7 +132,8 @@ def _images(path: Path, part: str, shape: Sequence[int], classes: int) -> tuple[
 def told(study: Study) -> dict[str, Any]:
     """The sections of a study that clients are told, as plain data."""
     sections = study.model_dump(include={*TOLD}, exclude_defaults=True)
-    sections["data"] = study.data.model_dump(include={"augment"})
+    sections["data"] = study.data.model_dump(include={"augment", "normalise"})
+    sections["evaluate"] = study.evaluate.model_dump(include={"model"})
     sections["engine"] = study.engine.model_dump(include={"precision", "deadline"})
     sections["run"] = {"seed": study.run.seed, "rounds": study.run.rounds}
     return sections
