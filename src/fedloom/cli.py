@@ -307,6 +307,11 @@ def serve(
     )  # fmt: skip
 
 
+def _row(row: Mapping[str, Any]) -> None:
+    accuracy = row.get("local_accuracy")
+    _say(f"round {row['round']}" + ("" if accuracy is None else f": own models {accuracy:.1%} on their own test parts"))
+
+
 def _say(sentence: str) -> None:
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
@@ -314,6 +319,8 @@ def _say(sentence: str) -> None:
 
 @app.command()
 def join(
+    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", help="A method without a server.")] = None,
+    *,
     data: Annotated[Path, typer.Option(help="This device's images: FILE.npz, or a folder with a folder a class.")],
     name: Annotated[str | None, typer.Option(help="This device's name, as it is registered.")] = None,
     server: Annotated[str | None, typer.Option(help="HOST:PORT of the server.")] = None,
@@ -323,6 +330,7 @@ def join(
     allow: Annotated[list[str] | None, typer.Option(help="An import path that a study may name.")] = None,
     validation: Annotated[float, typer.Option(help="Share for validation where the data have no such part.")] = 0.1,
     stay: Annotated[bool, typer.Option(help="Wait for the next run when one is over.")] = False,
+    least: Annotated[int, typer.Option("--min", min=0, help="Peers to wait for before the first round; 0: all.")] = 0,
 ) -> None:
     """Be a client: keep the data here, train when asked."""
     from fedloom.deploy.join import join as start
@@ -330,7 +338,7 @@ def join(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves the server on its way out
     start(
         name, data, keys, server=server, capacity=capacity, allow=tuple(allow or ()), device=device,
-        validation=validation, stay=stay, say=_say,
+        validation=validation, stay=stay, study=study, least=least, watch=_row, say=_say,
     )  # fmt: skip
 
 

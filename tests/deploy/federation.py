@@ -183,3 +183,36 @@ def tensors_of(result: Any) -> dict[str, Any]:
     from fedloom import wire
 
     return dict(wire.load(next((result.folder / "checkpoints").glob("server-*")))["tensors"])
+
+
+def peers(federation: Federation, **options: Any) -> tuple[list[Any], list[str]]:
+    """All clients as peers in threads of this process; the folders they give back, and what was said."""
+    import threading
+
+    from fedloom.deploy.join import join
+
+    folder, said, found = federation.folder, [], []
+    addresses = "".join(f'client_{number} = "127.0.0.1:{free_port()}"\n' for number in range(federation.clients))
+
+    def be(number: int) -> None:
+        name = f"client_{number}"
+        keys = folder / "deploy" / "clients" / name
+        (keys / "peers.toml").write_text(addresses)
+        try:
+            join(name, folder / "data" / f"{name}.npz", keys, study=folder / "study.toml", say=said.append, **options)
+        except Exception as error:  # noqa: BLE001 (shown by whoever called)
+            found.append(error)
+
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        threads = [threading.Thread(target=be, args=(number,), daemon=True) for number in range(federation.clients)]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 120
+        while any(thread.is_alive() for thread in threads) and not found and time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        os.chdir(here)
+    assert found or not any(thread.is_alive() for thread in threads), said
+    return found, said

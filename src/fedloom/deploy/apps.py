@@ -55,10 +55,7 @@ def _device(config: dict[str, Any]) -> Device:
 
 def describe(config: dict[str, Any]) -> str:
     """Load the device's data now, so that whatever is wrong with them is said at once; what they are, in a line."""
-    device = _device(config)
-    parts = (len(part[0]) for part in (device.split.train, device.split.validation, device.split.test))
-    sizes = "{} images to train on, {} to validate, {} to test".format(*parts)
-    return f"{device.name}: {sizes}, {device.dataset.classes} classes, capacity {device.capacity:g}"
+    return _device(config).described
 
 
 @client_app.query("hello")

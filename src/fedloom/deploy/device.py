@@ -27,7 +27,7 @@ from fedloom.deploy.worlds import DeviceWorld, allowed, device_data
 from fedloom.engine.worker import perform
 from fedloom.errors import FedloomError, InputError
 from fedloom.runs.experiment import arithmetic
-from fedloom.runs.study import Study, method_of, named
+from fedloom.runs.study import Study, named
 from fedloom.types import Failure, Moment, Outcome, Task
 
 __all__ = ["Device", "Disk"]
@@ -53,6 +53,11 @@ class Disk(States):
         """Write it down before anybody hears of it."""
         wire.save(state, self._file(moment))
         super().propose(client, moment, state)
+
+    def at(self, client: int, moment: Moment) -> dict[str, Any] | None:
+        """Exactly this version, if there is one."""
+        version = self._versions.get(client, {}).get(moment)
+        return wire.load(version) if isinstance(version, Path) else version
 
     def forget(self, client: int, safe: Moment) -> None:
         """Remove what neither the last checkpoint nor anything after it needs."""
@@ -101,6 +106,13 @@ class Device:
         if kind in ("work", "ask"):
             return {"outcome": self._perform(body)}
         return {}
+
+    @property
+    def described(self) -> str:
+        """Itself in a line."""
+        parts = (len(part[0]) for part in (self.split.train, self.split.validation, self.split.test))
+        sizes = "{} images to train on, {} to validate, {} to test".format(*parts)
+        return f"{self.name}: {sizes}, {self.dataset.classes} classes, capacity {self.capacity:g}"
 
     def facts(self, server: str = __version__) -> dict[str, Any]:
         """What a client tells of itself when it joins: sizes, classes, capacity, versions; no images, no labels."""
@@ -151,7 +163,9 @@ class Device:
             )
         normal = np.array(body["mean"]), np.array(body["std"])
         world = DeviceWorld(study, self.dataset, self.split, normal=normal, capacity=self.capacity)
-        method_of(study).suits(world.network)
+        if world.method.validates and not len(self.split.validation[0]):
+            raise InputError(f"{study.method.name} needs validation images, and '{self.name}' keeps none aside")
+        world.method.suits(world.network)
         return world
 
     def _enter(self, body: dict[str, Any]) -> None:

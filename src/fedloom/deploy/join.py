@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import __version__
+from fedloom.deploy.device import Device
 from fedloom.deploy.folder import settings
 from fedloom.deploy.messages import read
 from fedloom.errors import InputError
+from fedloom.runs.experiment import Watch
 
 __all__ = ["join"]
 
@@ -25,9 +27,12 @@ def join(
     device: str = "cpu",
     validation: float = 0.1,
     stay: bool = False,
+    study: Path | None = None,
+    least: int = 0,
+    watch: Watch = lambda row: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-    """Be a client until the run is over (or, with `stay`, until stopped)."""
+    """Be a client until the run is over (or, with `stay`, until stopped); with a study, a peer without a server."""
     if keys is None:
         if name is None:
             raise InputError("join needs --name, or --keys with the client's folder")
@@ -38,6 +43,17 @@ def join(
         "name": name, "data": str(data), "keys": str(keys), "allow": " ".join((*own.get("allow", ()), *allow)),
         "capacity": capacity or float(own.get("capacity", 1.0)), "device": device, "validation": validation,
     }  # fmt: skip
+    if study is not None:
+        from fedloom.deploy.ring import join_peers
+
+        own_device = Device(
+            name, data, keys / "state", capacity=float(config["capacity"]), allow=tuple(str(config["allow"]).split()),
+            device=device, validation=validation,
+        )  # fmt: skip
+        say(own_device.described)
+        folder = join_peers(study, name, keys, own_device, least=least, watch=watch, say=say)
+        say(f"the run is over: {folder}" if folder else "the run is over")
+        return
     from fedloom.deploy.apps import LARGEST, client_app, describe
     from fedloom.deploy.node import Node
 

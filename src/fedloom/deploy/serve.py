@@ -28,7 +28,10 @@ from fedloom.runs.start import plain
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, method_of, read, resolve
 
-__all__ = ["DEPLOYMENT", "STATUS", "conduct", "rounds_of", "serve"]
+__all__ = [
+    "DEPLOYMENT", "STATUS", "Deployment", "Meeting", "Say", "columns_of", "conduct", "fix", "gather", "rounds_of",
+    "serve",
+]  # fmt: skip
 
 DEPLOYMENT, STATUS = "deployment.json", "status.json"
 Say = Callable[[str], None]
@@ -112,7 +115,7 @@ def _study(path: Path, clients: int) -> Study:
 
 
 @dataclass(frozen=True)
-class _Deployment:
+class Deployment:
     """What is fixed once the first clients are there, and outlives the server's process."""
 
     run: str
@@ -141,7 +144,7 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
             raise InputError(f"{target} is not the folder of a served run; go on with: fedloom resume {target}")
         if store.read("summary.json") is not None:
             return target
-        fixed = _Deployment(**written)
+        fixed = Deployment(**written)
         if gone := set(fixed.names) - known.keys():
             raise InputError(f"{keys} no longer knows {', '.join(sorted(gone))}, who took part in {target}")
         known = {name: known[name] for name in fixed.names}
@@ -150,12 +153,12 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
     if not 1 <= least <= len(roster):
         raise InputError(f"--min must be between 1 and the {len(roster)} registered clients; got {least}")
     roster.file = store.folder / STATUS if store else None
-    _gather(roster, least, say)
+    gather(roster, least, say)
     study = store.study() if store else _study(target, len(roster))
     if fixed is None:
-        fixed = _fix(roster, study, public)
+        fixed = fix(roster, study, public)
     data = server_data(public, test, fixed.shape, fixed.class_names, len(roster))
-    world = ServerWorld(study, *data, normal=fixed.normal, joined=_columns(roster, study))
+    world = ServerWorld(study, *data, normal=fixed.normal, joined=columns_of(roster, study))
     world.check()
     if store is None:
         name = plain(f"{study.method.name}-served-{study.run.seed}")
@@ -165,19 +168,19 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
     limit = SMALL + 4 * sum(tensor.nbytes for tensor in world.network.initial(0).values())
     if guard := getattr(grid, "guard", None):
         guard.limit = limit
-    meet = _Meeting(roster, study, fixed, world, say)
+    meet = Meeting(roster, study, fixed, world, say)
     engine = Flower(roster, world, fixed.run, limit=limit, deadline=study.engine.deadline, arrivals=meet)
     try:
         experiment(store, world, watching.get(), engine)
     except Interrupted as stop:
-        raise Interrupted(stop.folder, stop.exit_code - 128, "serve") from None
+        raise Interrupted(stop.folder, stop.exit_code - 128, f"fedloom serve {stop.folder}") from None
     finally:
         roster.write(now=True)
     roster.ask("end", {member.number: {"run": fixed.run} for member in roster.connected}, 10.0)
     return store.folder
 
 
-def _gather(roster: Roster, least: int, say: Say) -> None:
+def gather(roster: Roster, least: int, say: Say) -> None:
     """Wait until enough clients are there; say who comes and who is refused."""
     said: dict[str, str] = {}
     while True:
@@ -202,7 +205,7 @@ def _arrival(member: Member) -> str:
     return f"{member.name} joined: {facts['samples']} samples, capacity {facts['capacity']:g}, torch {facts['torch']}"
 
 
-def _fix(roster: Roster, study: Study, public: Path | None) -> _Deployment:
+def fix(roster: Roster, study: Study, public: Path | None) -> Deployment:
     """Agree on the kind of data and on how to normalise it, from what the first clients said."""
     shape, class_names = agreed(roster.connected)
     if study.data.normalise == "fixed":
@@ -213,10 +216,10 @@ def _fix(roster: Roster, study: Study, public: Path | None) -> _Deployment:
             dataset, split = server_data(public, None, shape, class_names, 1)
             counts = counts + count_levels(dataset.x, split.public)
         mean, std = (value.tolist() for value in moments(counts))
-    return _Deployment(token_hex(16), [member.name for member in roster.members], shape, class_names, mean, std)
+    return Deployment(token_hex(16), [member.name for member in roster.members], shape, class_names, mean, std)
 
 
-def _columns(roster: Roster, study: Study) -> dict[str, np.ndarray]:
+def columns_of(roster: Roster, study: Study) -> dict[str, np.ndarray]:
     """What the clients said, as the fleet's columns; those never seen are absent."""
     facts = [member.facts for member in roster.members]
     capacity = np.array([float(each.get("capacity", 1.0)) for each in facts])
@@ -230,12 +233,12 @@ def _columns(roster: Roster, study: Study) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class Meeting:
     """The roll call before each round: greet whoever came, tell it the study, wait if nobody is there."""
 
     roster: Roster
     study: Study
-    fixed: _Deployment
+    fixed: Deployment
     world: ServerWorld
     say: Say
 
@@ -252,7 +255,7 @@ class _Meeting:
             for member in new:
                 if member.state == "refused":
                     self.say(f"{member.name} was refused: {member.reason}")
-            columns = _columns(self.roster, self.study)
+            columns = columns_of(self.roster, self.study)
             if (~columns["absent"] & ~columns["excluded"]).any():
                 self.roster.write(now=True)
                 return columns

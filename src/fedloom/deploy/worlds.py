@@ -112,8 +112,9 @@ def server_data(
         x_public, y_public = np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64)
     both = np.concatenate([x_public, x_test]), np.concatenate([y_public, y_test])
     dataset = Dataset("server", *both, trained=len(y_public), class_names=tuple(class_names))
-    empty = Rows.of([[] for _ in range(clients)])
-    return dataset, Split(empty, empty, empty, np.arange(held))
+    empty, something = (Rows.of([rows] * clients) for rows in ([], [0]))
+    # Whether a client's own parts are large enough is its own matter: it refuses a study that needs more.
+    return dataset, Split(empty, something, empty, np.arange(held))
 
 
 def _images(path: Path, part: str, shape: Sequence[int], classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -79,7 +79,7 @@ class Experiment:
         self.fleet = Fleet(
             world.columns, engine, world.network, world.home(),
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
-            shown=world.method.evaluation,
+            shown=world.shown,
         )  # fmt: skip
         begin = Server(0, world.network.initial(study.run.seed), world.network)
         self.server = store.restore(begin, self.fleet, engine.states)

@@ -30,7 +30,7 @@ from fedloom.network import Network
 from fedloom.questions import QUESTIONS, remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import Augmentation, Images, Report, Samples, Task
+from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
 
@@ -210,6 +210,11 @@ class World:
             capacity=capacity,
             state=state,
         )  # fmt: skip
+
+    def shown(self, server: Server) -> Tensors:
+        """The tensors that clients are sent to evaluate."""
+        tensors: Tensors = self.method.evaluation(server)
+        return tensors
 
     def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """What a client holds: its rows to train on, to validate with and to test on, and its capacity."""
