@@ -16,8 +16,9 @@ import torch
 from fedloom.errors import Interrupted
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
 from fedloom.registry import find
-from fedloom.runs.evaluation import costs, evaluate, summarise
+from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
 from fedloom.runs.schedule import rate
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
@@ -124,6 +125,8 @@ class Experiment:
         after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)
         row: dict[str, Any] = {"round": after.round, "seconds": perf_counter() - begin}
         row |= costs(fleet.ledger, fleet.elapsed, len(fleet.failed))
+        if self.study.evaluate.gap and isinstance(self.method, FedAvg):
+            row |= gaps(self.method, server, fleet)
         if self._evaluates(after.round):
             row |= evaluate(self.method, after, fleet, self.study.evaluate.clients)
         with self.signals.held():

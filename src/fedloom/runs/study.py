@@ -90,6 +90,7 @@ class Evaluate(Section):
     on: Literal["own", "all", "unseen"] = "own"  # clients' own test parts, the whole test set, groups nobody trained on
     model: Literal["used", "trained"] = "used"  # the model a client really uses, or the one it last trained
     test_stats: Literal["data", "model"] = "data"  # under personal statistics: those of a test image's group, or theirs
+    gap: bool = False  # how far sub-models end from the whole model trained alike; doubles the work and more
     clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 
 

@@ -25,8 +25,10 @@ from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build
 from fedloom.network import Network
+from fedloom.policies.gap import gap
 from fedloom.questions import QUESTIONS, remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -164,6 +166,8 @@ class World:
                 f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
                 "keep some of each client's images aside with --set data.validation=0.1"
             )
+        if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
+            raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
         if self.columns["excluded"].all():
             raise InputError(
                 f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
@@ -191,7 +195,7 @@ class World:
         work = self.method.work
         if self.study.evaluate.model == "trained":
             work = partial(remembered, work)
-        return {"work": work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
+        return {"work": work} | {name: partial(ask, self.method) for name, ask in (QUESTIONS | {"gap": gap}).items()}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
