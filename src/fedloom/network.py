@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, linears, macs, skeleton
+from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
@@ -151,6 +151,10 @@ class Network:
         if key not in self._macs:
             self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
+
+    def saved_bytes(self, tensors: Tensors, batch: int) -> int:
+        """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
+        return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
 
 
 def _refuse_ties(module: nn.Module) -> None:
