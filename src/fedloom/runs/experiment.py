@@ -106,6 +106,7 @@ class Experiment:
             "method": study.method.name, "dataset": study.data.name, "model": study.model.name,
             "engine": type(self.engine).__name__.lower(), "rounds": len(self.rows), "clients": study.fleet.clients,
             **summarise(self.rows, study.evaluate.target),
+            **({"found": found} if (found := self.method.found(self.server)) else {}),
             "peak_memory_bytes": self.engine.peak_memory(), "run_dir": str(self.store.folder),
         }  # fmt: skip
         self.store.write("summary.json", summary)
