@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 from dataclasses import replace
 
@@ -19,10 +18,7 @@ from fedloom.errors import Interrupted
 from fedloom.registry import entries, find
 from fedloom.runs import start
 from fedloom.runs.world import World, dataset_of, world_of
-from tests.contract.study import SKETCHES, final, rows, run, study_of
-
-for sketch in SKETCHES:
-    importlib.import_module(f"tests.contract.sketches.{sketch}")
+from tests.contract.study import final, rows, run, study_of
 
 OWN_METHOD = "examples.mymethod:MyMethod"  # written outside the package, in 20 lines
 METHODS = [*sorted(entries("method")), OWN_METHOD]
