@@ -335,6 +335,6 @@ def test_a_study_without_validation_data_is_refused():
     from fedloom.errors import InputError
 
     for method in ("fedrkd", "fedckd", "metafed"):
-        with pytest.raises(InputError, match=f"{method} decides by the clients' validation data"):
+        with pytest.raises(InputError, match=f"{method} needs validation data at every client"):
             world(method).check()
     assert study_of("gossip")
