@@ -149,7 +149,8 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
+            model = {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+            self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
 
     def saved_bytes(self, tensors: Tensors, batch: int) -> int:

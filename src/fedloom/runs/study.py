@@ -48,6 +48,7 @@ class Data(Open):
 
     name: str = "digits"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's own data; None: of the test set
     public: Annotated[int, Field(ge=0)] = 0
     normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
     augment: str = "none"

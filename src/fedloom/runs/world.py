@@ -239,11 +239,11 @@ def world_of(study_json: str, split_file: Path | None = None) -> World:
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise", "augment"}))
+    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "test", "public", "normalise", "augment"}))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
         dataset, partition_of(study), study.fleet.clients,
-        validation=study.data.validation, public=study.data.public, seed=study.run.seed,
+        validation=study.data.validation, test=study.data.test, public=study.data.public, seed=study.run.seed,
     )  # fmt: skip
     return World(study, dataset, divided)
