@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -120,11 +119,11 @@ class Outcome:
     macs: int = 0
     seconds: float = 0.0
     peak_memory_bytes: int | None = None
+    parameters: int = 0  # numbers in the report's tensors
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
         numbers = self.report.numbers if self.report else {}
-        sent = self.report.tensors.values() if self.report else ()
         costs = (
             "client",
             "round",
@@ -135,9 +134,9 @@ class Outcome:
             "macs",
             "seconds",
             "peak_memory_bytes",
+            "parameters",
         )
-        entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(prod(getattr(value, "shape", ())) for value in sent)}
+        return dict(numbers) | {name: getattr(self, name) for name in costs}
 
 
 @dataclass(frozen=True, eq=False)
