@@ -243,7 +243,7 @@ class Holdings:
 
 @register("engine", "ray")
 class Ray:
-    """Workers on a Ray cluster: clients' states live with them, tasks travel in batches, dead workers are replaced."""
+    """Workers on a Ray cluster, on one machine or many."""
 
     def __init__(
         self,

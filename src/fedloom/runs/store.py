@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -121,8 +121,12 @@ class Store:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """All complete lines of metrics or clients."""
-        text = (self.folder / f"{name}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return list(self.lines(name))
+
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The same, one after the other."""
+        with (self.folder / f"{name}.jsonl").open() as file:
+            yield from (json.loads(line) for line in file if line.endswith("\n"))
 
     def checkpoint(self, server: Server, fleet: Fleet, states: Keeper) -> None:
         """Make everything up to this round safe."""
@@ -146,7 +150,7 @@ class Store:
             if path.name not in named:
                 path.unlink()
         for name in LINES:
-            write_parquet(self.rows(name), self.folder / f"{name}.parquet")
+            write_parquet(self.lines, name, self.folder / f"{name}.parquet")
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the folder, whole or not at all."""
