@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 
 import numpy as np
@@ -19,16 +18,13 @@ from fedloom.registry import entries, find
 from fedloom.runs import start
 from fedloom.runs.world import World, dataset_of, world_of
 from tests.contract.faults import elsewhere, faulty
-from tests.contract.study import SKETCHES, final, rows, run, study_of
-
-for sketch in SKETCHES:
-    importlib.import_module(f"tests.contract.sketches.{sketch}")
+from tests.contract.study import final, rows, run, study_of
 
 OWN_METHOD = "examples.mymethod:MyMethod"  # written outside the package, in 20 lines
 METHODS = [*sorted(entries("method")), OWN_METHOD]
 every_method = pytest.mark.parametrize("method", METHODS)
 # Of Ray, methods of every kind in the ordinary suite: plain, with state, with cuts, with scores; all in the slow one.
-ON_RAY = {"fedavg", "scaffold", "feddse", "sketch_fedrkd", OWN_METHOD}
+ON_RAY = {"fedavg", "scaffold", "feddse", "fedrkd", OWN_METHOD}
 
 
 def every(*engines, methods=METHODS):
@@ -163,7 +159,7 @@ def test_wire_round_trip_and_ledger_bytes(method, recorded, tmp_path):
             assert skeleton == again
             assert all(torch.equal(one, two) for one, two in zip(tensors, copies, strict=True))
         assert outcome.download_bytes == len(wire.pack(task))
-        assert outcome.upload_bytes == len(wire.pack(outcome.report))
+        assert outcome.upload_bytes == task.copies * len(wire.pack(outcome.report))
     work = [outcome for _, outcome in recorded if outcome.job == "work"]
     assert sum(row["upload_bytes"] for row in rows(result)) == sum(outcome.upload_bytes for outcome in work)
     assert sum(row["download_bytes"] for row in rows(result)) == sum(outcome.download_bytes for outcome in work)

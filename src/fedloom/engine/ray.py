@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
@@ -38,10 +39,11 @@ from fedloom.fleet.fleet import Reduction, nonsense
 from fedloom.registry import register
 from fedloom.types import Failure, Moment, Outcome, Report, Server, Task, Tensors
 
-__all__ = ["Ray", "connect", "library"]
+__all__ = ["Ray", "connect", "dismiss", "library"]
 
 Parts = Mapping[str, Tensors]
 Numbered = tuple[int, Task]
+Key = tuple[str, float, float]
 AHEAD = 2  # batches a worker holds: one it does and one that waits
 BATCH = 64  # tasks in a batch at most, unless the trainer wants more at once
 HELD = 2**30  # bytes of reports that may wait here for their turn, about
@@ -50,7 +52,7 @@ FAN = 4  # sums that are added in one step of the tree
 CHUNK = 64  # states that a checkpoint asks a worker for at once
 PATIENCE = 300  # seconds that workers may take to start
 _tokens = count()
-_warm: dict[tuple[str, float, float], list[Any]] = {}  # workers that a finished run of this process left
+_warm: dict[Key, list[Any]] = {}  # workers that a finished run of this process left
 
 
 def library() -> ModuleType:
@@ -267,6 +269,7 @@ class Ray:
         self.resources = cpus, float(self.place.network.device.type == "cuda") if gpus is None else gpus
         self.deaths, self._bytes, self._base = 0, 0, (dict[str, Tensors](), None)
         try:
+            dismiss(self.key)
             self.build = self.ray.put(self.place.elsewhere())  # type: ignore[attr-defined]
             self.slots = [self._slot(number, _warm_worker(self.key)) for number in range(self._room(workers))]
             self._started()
@@ -285,7 +288,7 @@ class Ray:
             )
 
     @property
-    def key(self) -> tuple[str, float, float]:
+    def key(self) -> Key:
         """What workers must have in common to take one another's place."""
         return (self.ray.get_runtime_context().get_job_id(), *self.resources)
 
@@ -594,10 +597,18 @@ class _Sums:
             raise RoundLost(f"a worker died: {_line(error)}", before=False) from error
 
 
-def _warm_worker(key: tuple[str, float, float]) -> Any:
+def _warm_worker(key: Key) -> Any:
     """A worker that an earlier run left, if there is one."""
     left = _warm.get(key)
     return left.pop() if left else None
+
+
+def dismiss(but: Key | None = None) -> None:
+    """End the workers that earlier runs left, but for those of one kind: they would be in the way of others."""
+    for key in [key for key in _warm if key != but]:
+        for actor in _warm.pop(key):
+            with suppress(ValueError, RuntimeError):  # of a cluster that is gone
+                library().kill(actor, no_restart=True)
 
 
 def _same(one: Parts | None, two: Parts | None) -> bool:

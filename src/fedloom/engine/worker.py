@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -93,7 +92,7 @@ class _Job:
         if self.place.filter is not None and task.job == "work":
             report = self.place.filter(client, report)
         report = replace(report, client=task.client)
-        self.upload_bytes = wire.size(report)  # here, so that what cannot travel fails as this client
+        self.upload_bytes = task.copies * wire.size(report)  # here, so that what cannot travel fails as this client
         wire.size(self.state)
         return report
 
@@ -111,7 +110,7 @@ class _Job:
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
-            self.peak, sum(prod(getattr(value, "shape", ())) for value in sent),
+            self.peak, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 
 

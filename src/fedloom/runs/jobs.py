@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from fedloom.engine.ray import connect, library
+from fedloom.engine.ray import connect, dismiss, library
 from fedloom.errors import FedloomError
 from fedloom.registry import own_modules
 from fedloom.runs.start import resume, start
@@ -42,6 +42,7 @@ def run_jobs(studies: Sequence[Study], labels: Sequence[str], folder: Path, engi
     ray = library()
     address, cpus, gpus = (engine.fields.get(key) for key in CLUSTER)
     own = connect(address or "local")
+    dismiss()
     mark = folder / f".shared-{uuid4().hex}"
     mark.touch()
     try:
