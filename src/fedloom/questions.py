@@ -15,9 +15,12 @@ __all__ = ["QUESTIONS", "evaluate", "remembered"]
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     """How good is the model you really use (or the one you last trained, where that is kept), on your test part?"""
     tensors = client.state.get("trained") or (yield from method.final(client, task))
-    read = yield Measure(tensors, Accuracy(), client.test)
-    count = float(read["samples"].sum())
-    numbers = {"accuracy": float(read["right"].sum()) / count, "loss": float(read["loss"]) / count, "samples": count}
+    parts = client.groups or {"": client.test}
+    reads = yield tuple(Measure(tensors, Accuracy(), part) for part in parts.values())
+    rights, losses, counts = ([float(read[key].sum()) for read in reads] for key in ("right", "loss", "samples"))
+    count = sum(counts)
+    numbers = {"accuracy": sum(rights) / count, "loss": sum(losses) / count, "samples": count}
+    numbers |= {f"accuracy_{name}": rights[at] / counts[at] for at, name in enumerate(parts) if name}
     return Report(numbers=numbers, weight=count)
 
 
