@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine")
+BENCHES = ("reference", "engine", "augment")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -241,7 +241,9 @@ def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt o
 
 
 @app.command()
-def bench(name: Annotated[str, typer.Argument(help="What to measure: reference or engine.")] = "reference") -> None:
+def bench(
+    name: Annotated[str, typer.Argument(help="What to measure: reference, engine or augment.")] = "reference",
+) -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:
         raise choose("bench", name, BENCHES)
