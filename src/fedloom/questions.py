@@ -9,7 +9,7 @@ from fedloom.client import Client
 from fedloom.readings import Accuracy
 from fedloom.types import Fitted, Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "remembered"]
+__all__ = ["QUESTIONS", "evaluate", "loss", "remembered"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -22,6 +22,14 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     numbers = {"accuracy": sum(rights) / count, "loss": sum(losses) / count, "samples": count}
     numbers |= {f"accuracy_{name}": rights[at] / counts[at] for at, name in enumerate(parts) if name}
     return Report(numbers=numbers, weight=count)
+
+
+def loss(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
+    tensors = yield from method.final(client, task)
+    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
+    count = float(read["samples"].sum())
+    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
 
 
 def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
@@ -39,4 +47,4 @@ def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, tas
                 client.state["trained"] = each.tensors
 
 
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}

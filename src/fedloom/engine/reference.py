@@ -12,7 +12,9 @@ from torch import Tensor
 from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
-from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
+from fedloom.seeds import seeded
+from fedloom.types import Fit, Fitted, Measure, Points, Request, Step, Tensors
+from fedloom.units import tapped
 
 __all__ = ["Eager", "Reference"]
 
@@ -27,13 +29,20 @@ class Eager:
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
-        module = self.network.bound(tensors, training=self.training, scaler=scaler)
-        if not self.network.half:
-            logits: Tensor = module(x)
-            return logits
-        with torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False):
-            logits = module(x.contiguous(memory_format=torch.channels_last))
-        return logits.to(self.network.dtype)
+        return self.read(tensors, x, scaler=scaler)[0]
+
+    def read(
+        self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and what passed the points, in their order."""
+        module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
+        half, kind = self.network.half, self.network.device.type
+        with tapped(module, points) as seen, torch.autocast(kind, torch.bfloat16, half, cache_enabled=False):
+            logits = module(x.contiguous(memory_format=torch.channels_last) if half else x)
+        read: list[Tensor] = [logits, *(seen[point] for point in points)]
+        if half:
+            read = [each.to(self.network.dtype) for each in read]
+        return read[0], read[1:]
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""
@@ -72,8 +81,7 @@ class Reference:
             tensor.requires_grad_()
         slots = steps[0].slots(trained)
         losses: list[Tensor] = []
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(plan.seed)
+        with seeded(plan.seed, self.network.device), torch.no_grad():
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
                 if self.deadline is not None and perf_counter() - start > self.deadline:
                     raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
@@ -105,8 +113,7 @@ class Reference:
             # Training mode writes running statistics; a measure leaves its tensors alone.
             tensors = {name: t.clone() if name in self.network.buffers else t for name, t in tensors.items()}
         sums: Tensors = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # dropout in training mode
+        with seeded(0, self.network.device):  # dropout in training mode
             for rows in batches_of(measure.samples.rows, measure.batch_size):
                 read = measure.what(model, tensors, measure.samples.images.batch(rows))
                 sums = {name: sums[name] + value for name, value in read.items()} if sums else read

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedloom.engine.reference import Eager, Reference
 from fedloom.network import Network
+from fedloom.seeds import seeded
 from fedloom.steps import Descent
 from fedloom.types import Batch, Fit, Fitted, Images, Plan, Request, Tensors
 
@@ -202,8 +203,7 @@ class Stacked(Reference):
         begin, images = perf_counter(), shared_images(fits)
         stack = Stack(self.network, fits)
         losses: list[list[Tensor]] = [[] for _ in fits]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fits[0].plan.seed)
+        with seeded(fits[0].plan.seed, self.network.device):
             for _, rows, active in beats:
                 device = self.network.device
                 found = stack.advance(images, rows.to(device), None if active is None else active.to(device))

@@ -26,7 +26,7 @@ from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Objective
 from fedloom.registry import register
 from fedloom.steps import SGD, Descent, Optimizer, clip_, optimizer_of, still
-from fedloom.types import Batch, Fit, Fixed, Model, Plan, Step, Task, Tensors, Train, Work
+from fedloom.types import Batch, Fit, Fixed, Model, Plan, Step, Task, Tensors, Work
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ class PerFedAvg(FedAvg):
     steps: Annotated[int, Ge(0), "personal steps before a client uses the model"] = 1
     merge: Merge = Mean(weights="equal")
 
-    def step(self, train: Train) -> Step:
+    def step(self, client: Client) -> Step:
         """Algorithm 1, lines 7 to 9."""
         delta = self.delta if self.hessian == "hessian_free" else None
+        train = client.task.train
         return MetaStep(self.loss(), optimizer_of(train), self.inner_rate, delta, train.clip)
 
     def plan(self, client: Client) -> Plan:

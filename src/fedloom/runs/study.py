@@ -60,6 +60,8 @@ class FleetOf(Open):
     clients: Positive = 10
     weak: Literal["refuse", "exclude", "ignore"] = "refuse"
     deadline: Annotated[float, Field(gt=0)] | None = None  # virtual seconds a stage may take
+    trace: str | None = None  # when devices are there: a shape, or a CSV file of windows
+    day: Annotated[float, Field(gt=0)] = 86400.0  # virtual seconds of a shape's day
 
 
 class Training(Section):

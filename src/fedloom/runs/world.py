@@ -23,6 +23,7 @@ from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
+from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
@@ -137,7 +138,11 @@ class World:
         columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
-        return {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded, **columns}
+        columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
+        if fleet.trace is not None:
+            drawn = numpy_generator(self.study.run.seed, 0, 0, SERVER, "trace")
+            columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
+        return columns
 
     def check(self) -> None:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
@@ -157,6 +162,11 @@ class World:
             raise InputError(
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
                 "--set data.public=1000"
+            )
+        if self.method.validates and not self.split.validation.sizes.all():
+            raise InputError(
+                f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
+                "keep some of each client's images aside with --set data.validation=0.1"
             )
         if self.columns["excluded"].all():
             raise InputError(
