@@ -42,7 +42,7 @@ class Ditto(FedAvg):
         held = Descent.of(Sum(self.loss(), Proximal(self.weight)), task.train)
         anchored = self.fixed(client, own) | {"anchor": client.trained(common)}
         fit, personal = yield (
-            Fit(common, self.step(task.train), self.plan(client), self.fixed(client, common)),
+            Fit(common, self.step(client), self.plan(client), self.fixed(client, common)),
             Fit(own, held, client.plan(purpose="personal"), anchored),
         )
         client.state["personal"] = personal.tensors
