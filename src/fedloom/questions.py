@@ -7,9 +7,9 @@ from typing import Any
 
 from fedloom.client import Client
 from fedloom.readings import Accuracy
-from fedloom.types import Fitted, Measure, Report, Task, Work
+from fedloom.types import Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "loss", "remembered"]
+__all__ = ["QUESTIONS", "evaluate", "loss"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -30,21 +30,6 @@ def loss(method: Any, client: Client, task: Task) -> Work[Report]:
     read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
     count = float(read["samples"].sum())
     return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
-
-
-def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
-    """The same work; the client keeps what it last trained, to be judged by it."""
-    half, answer = work(client, task), None
-    while True:
-        try:
-            asked = half.send(answer)
-        except StopIteration as stop:
-            report: Report = stop.value
-            return report
-        answer = yield asked
-        for each in answer if isinstance(answer, tuple) else (answer,):
-            if isinstance(each, Fitted):
-                client.state["trained"] = each.tensors
 
 
 QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}

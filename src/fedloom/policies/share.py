@@ -14,6 +14,7 @@ from fedloom.errors import RunError
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.policies import moments
+from fedloom.policies.layers import layers_of
 from fedloom.registry import register
 from fedloom.types import Server
 
@@ -72,7 +73,7 @@ class Body(AllTensors):
 
     def private(self, network: Network) -> frozenset[str]:
         """All tensors of these layers, buffers too."""
-        homes = {name.rpartition(".")[0] for layer in network.layers[-self.head :] for name in layer}
+        homes = {name.rpartition(".")[0] for layer in layers_of(network)[-self.head :] for name in layer}
         return frozenset(name for name in network.names if name.rpartition(".")[0] in homes)
 
 

@@ -27,7 +27,8 @@ from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
-from fedloom.questions import QUESTIONS, remembered
+from fedloom.questions import QUESTIONS
+from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.types import Augmentation, Images, Report, Samples, Task
