@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine", "augment")
+BENCHES = ("reference", "engine", "augment", "select")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -36,7 +36,7 @@ STUDY_OPTIONS: dict[str, Any] = {
     "model": Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")],
     "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
     "rounds": Annotated[int | None, typer.Option(help="Number of rounds.")],
-    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed.")],
+    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed, measured.")],
     "partition": Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer.")],
     "select": Annotated[str | None, typer.Option(help="Who trains in a round.")],
     "share": Annotated[str | None, typer.Option(help="Which tensors travel.")],
@@ -244,7 +244,7 @@ def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt o
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="What to measure: reference, engine or augment.")] = "reference",
+    name: Annotated[str, typer.Argument(help="What to measure: reference, engine, augment or select.")] = "reference",
 ) -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, linears, macs, skeleton
+from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
@@ -137,8 +137,13 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
+            model = {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+            self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
+
+    def saved_bytes(self, tensors: Tensors, batch: int) -> int:
+        """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
+        return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
 
 
 def _refuse_ties(module: nn.Module) -> None:

@@ -9,7 +9,7 @@ from fedloom.client import Client
 from fedloom.readings import Accuracy
 from fedloom.types import Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "loss"]
+__all__ = ["QUESTIONS", "evaluate"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -24,12 +24,4 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     return Report(numbers=numbers, weight=count)
 
 
-def loss(method: Any, client: Client, task: Task) -> Work[Report]:
-    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
-    tensors = yield from method.final(client, task)
-    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
-    count = float(read["samples"].sum())
-    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
-
-
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate}

@@ -123,7 +123,8 @@ class Outcome:
     upload_bytes: int = 0
     macs: int = 0
     seconds: float = 0.0
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # of the process that did it, measured
+    step_memory_bytes: int = 0  # of one training step at this size, computed
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
@@ -139,9 +140,10 @@ class Outcome:
             "macs",
             "seconds",
             "peak_memory_bytes",
+            "step_memory_bytes",
         )
         entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(value.numel() for value in sent)}
+        return dict(numbers) | entry | {"parameters": sum(getattr(value, "numel", int)() for value in sent)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,6 +279,7 @@ class Fitted:
     squared_loss: float  # mean of the squared per-sample loss over the first epoch
     macs: int
     seconds: float
+    step_memory: int = 0  # bytes, computed: tensors, gradients, the optimiser's memory, saved activations
 
     @property
     def numbers(self) -> dict[str, float]:

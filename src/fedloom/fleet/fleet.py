@@ -79,7 +79,6 @@ class Fleet:
         self.ledger: list[dict[str, Any]] = []
         self.failed: list[Failure] = []
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
-        self._slow: set[int] = set()  # asked in vain until the deadline
         out = self.columns.get("excluded", np.zeros(self.size, bool))
         # Virtual seconds spent: at first, waiting for somebody who may train.
         self.elapsed, self._leaves = presence(self.columns, now, out)
@@ -95,9 +94,11 @@ class Fleet:
             self.columns["round"][client], self.columns["stage"][client] = round, stage
             for name in numbers.keys() & LEARNED:
                 self.columns[name][client] = numbers[name]
-        self.columns["seconds"][sorted(self._slow)] = self.deadline  # at least that
-        self.columns["asked"][sorted({entry["client"] for entry in self.ledger if entry["job"] == "work"})] = self.round
-        self._news, self._slow = {}, set()
+        for entry in (entry for entry in self.ledger if entry["job"] == "work"):
+            self.columns["asked"][entry["client"]] = self.round
+            if entry["failed"] == "late" and self.deadline is not None:
+                self.columns["seconds"][entry["client"]] = self.deadline  # at least that
+        self._news = {}
 
     def generator(self, purpose: str, client: int = SERVER) -> np.random.Generator:
         """Random numbers for this purpose in this round and stage (NumPy)."""
@@ -179,7 +180,6 @@ class Fleet:
                 stays = self._leaves[outcome.client] - self.elapsed
                 if self.deadline is not None and min(seconds, stays) > self.deadline:
                     slowest = self.deadline
-                    self._slow.add(outcome.client)
                     self._fail(
                         outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
                     )

@@ -16,8 +16,9 @@ import torch
 from fedloom.errors import Interrupted
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
 from fedloom.registry import find
-from fedloom.runs.evaluation import costs, evaluate, summarise
+from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
 from fedloom.runs.schedule import rate
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
@@ -25,7 +26,7 @@ from fedloom.runs.store import Store
 from fedloom.runs.world import World, world_of
 from fedloom.types import Named, Server, Train
 
-__all__ = ["Watch", "experiment"]
+__all__ = ["Experiment", "Watch", "arithmetic", "experiment"]
 
 Watch = Callable[[Mapping[str, Any]], None]  # sees every round's row as it is written
 TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
@@ -33,12 +34,12 @@ TIMES = 20  # evaluations and checkpoints a run, about, unless the study says ot
 
 def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
     """Run a study from its last checkpoint to its end; gives the summary."""
-    with _arithmetic(world.study.engine.device, world.study.engine.precision), _engine(store, world) as engine:
+    with arithmetic(world.study.engine.device, world.study.engine.precision), _engine(store, world) as engine:
         return Experiment(store, world, engine).run(watch)
 
 
 @contextmanager
-def _arithmetic(device: str, precision: str) -> Iterator[None]:
+def arithmetic(device: str, precision: str) -> Iterator[None]:
     """On the CPU one thread, in every engine: sums of several threads are not the same sums. On a GPU TF32 as asked."""
     threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
@@ -118,12 +119,14 @@ class Experiment:
     def _round(self) -> dict[str, Any]:
         """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
         server, fleet, begin = self.server, self.fleet, perf_counter()
-        fleet.begin(server.round, self._train(server.round), sum(row["virtual_seconds"] for row in self.rows))
+        fleet.begin(server.round, self.train(server.round), sum(row["virtual_seconds"] for row in self.rows))
         forked = replace(server, memory=dict(server.memory))
         serverless = type(self.method).round is Method.round
         after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)
         row: dict[str, Any] = {"round": after.round, "seconds": perf_counter() - begin}
         row |= costs(fleet.ledger, fleet.elapsed, len(fleet.failed))
+        if self.study.evaluate.gap and isinstance(self.method, FedAvg):
+            row |= gaps(self.method, server, fleet)
         if self._evaluates(after.round):
             row |= evaluate(self.method, after, fleet, self.study.evaluate.clients)
         with self.signals.held():
@@ -134,7 +137,7 @@ class Experiment:
             self.server = after
         return row
 
-    def _train(self, round: int) -> Train:
+    def train(self, round: int) -> Train:
         """The training settings of a round, with its learning rate."""
         section = self.study.train
         fields = section.model_dump(include=set(Train.__dataclass_fields__))

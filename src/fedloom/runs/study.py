@@ -48,6 +48,7 @@ class Data(Open):
 
     name: str = "digits"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's own data; None: of the test set
     public: Annotated[int, Field(ge=0)] = 0
     normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
     augment: str = "none"
@@ -90,6 +91,7 @@ class Evaluate(Section):
     on: Literal["own", "all", "unseen"] = "own"  # clients' own test parts, the whole test set, groups nobody trained on
     model: Literal["used", "trained"] = "used"  # the model a client really uses, or the one it last trained
     test_stats: Literal["data", "model"] = "data"  # under personal statistics: those of a test image's group, or theirs
+    gap: bool = False  # how far sub-models end from the whole model trained alike; doubles the work and more
     clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 
 

@@ -25,8 +25,10 @@ from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build
 from fedloom.network import Network
+from fedloom.policies.gap import gap
 from fedloom.questions import QUESTIONS
 from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
@@ -169,6 +171,8 @@ class World:
                 f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
                 "keep some of each client's images aside with --set data.validation=0.1"
             )
+        if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
+            raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
         if self.columns["excluded"].all():
             raise InputError(
                 f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
@@ -196,7 +200,7 @@ class World:
         work = self.method.work
         if self.study.evaluate.model == "trained":
             work = partial(remembered, work)
-        return {"work": work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
+        return {"work": work} | {name: partial(ask, self.method) for name, ask in (QUESTIONS | {"gap": gap}).items()}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
@@ -248,11 +252,11 @@ def world_of(study_json: str, split_file: Path | None = None) -> World:
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise", "augment"}))
+    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "test", "public", "normalise", "augment"}))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
         dataset, partition_of(study), study.fleet.clients,
-        validation=study.data.validation, public=study.data.public, seed=study.run.seed,
+        validation=study.data.validation, test=study.data.test, public=study.data.public, seed=study.run.seed,
     )  # fmt: skip
     return World(study, dataset, divided)
