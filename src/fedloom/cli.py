@@ -13,7 +13,7 @@ import click
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, InputError, choose
+from fedloom.errors import FedloomError, InputError, choose, oxford
 
 if TYPE_CHECKING:
     from fedloom.runs.result import Result
@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine", "augment", "select")
+BENCHES = ("reference", "engine", "augment", "select", "ray")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -243,9 +243,7 @@ def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt o
 
 
 @app.command()
-def bench(
-    name: Annotated[str, typer.Argument(help="What to measure: reference, engine, augment or select.")] = "reference",
-) -> None:
+def bench(name: Annotated[str, typer.Argument(help=f"What to measure: {oxford(BENCHES)}.")] = "reference") -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:
         raise choose("bench", name, BENCHES)

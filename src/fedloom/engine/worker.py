@@ -108,11 +108,12 @@ class _Job:
     def outcome(self) -> Outcome:
         """What became of it, with its costs; a question leaves the state as it was."""
         task = self.task
+        sent = self.report.tensors.values() if self.report else ()
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
-            self.peak, self.step_memory,
+            self.peak, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 
 

@@ -6,11 +6,15 @@ are loaded once and shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from fedloom.augment import augmentation_of
 from fedloom.client import Client
 from fedloom.data.dataset import Dataset
 from fedloom.data.levels import count_levels, group_levels, moments
+from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
@@ -30,6 +35,7 @@ from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.gap import gap
 from fedloom.questions import QUESTIONS
+from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -37,6 +43,15 @@ from fedloom.types import Augmentation, Images, Report, Samples, Task
 
 __all__ = ["World", "dataset_of", "world_of"]
 
+FOLDER = "FEDLOOM_DATA"  # names the folder of data sets
+HERE = uuid4().hex  # this process, for what its workers on one machine share
+UNLOADED = {
+    "validation",
+    "test",
+    "public",
+    "normalise",
+    "augment",
+}  # settings of [data] that do not change what is loaded
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
@@ -49,6 +64,7 @@ class World:
     dataset: Dataset
     split: Split
     restored: bool = False  # whether the split is a saved one
+    pages: str = ""  # under which name processes of this machine share the images, if they do
 
     @cached_property
     def method(self) -> Method:
@@ -189,6 +205,16 @@ class World:
             return Graphs(self.network, deadline=engine.deadline)
         return (Stacked if name == "stacked" else Reference)(self.network, deadline=engine.deadline)
 
+    def elsewhere(self) -> Callable[[], World]:
+        """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
+        study, folder = self.study.model_dump_json(), os.environ.get(FOLDER)
+        return partial(world_there, study, self.split, own_modules(), HERE, folder)
+
+    def settled(self) -> None:
+        """All processes of this machine that should have the data have them: what they share needs no name any more."""
+        if self.pages:
+            forget(self.pages)
+
     @property
     def filter(self) -> Callable[[Client, Report], Report] | None:
         """What is done to reports before they leave a client."""
@@ -246,13 +272,38 @@ def dataset_of(data_json: str) -> Dataset:
     return dataset
 
 
+@lru_cache(maxsize=1)
+def _mapped_dataset(data_json: str, name: str) -> Dataset:
+    return mapped(partial(dataset_of.__wrapped__, data_json), name)
+
+
+def world_there(study_json: str, split: Split, modules: Sequence[str], origin: str, folder: str | None) -> World:
+    """The world of a study in a worker process: data from where they lie, one copy a machine, arithmetic as asked.
+
+    `modules` register what the user wrote. `folder` is where the run's own process finds data sets; a machine that is
+    set up otherwise says so itself.
+    """
+    for module in modules:
+        import_module(module)
+    if folder is not None:
+        os.environ.setdefault(FOLDER, folder)
+    study = Study.model_validate_json(study_json)
+    data_json = study.data.model_dump_json(exclude=UNLOADED)
+    pages = f"{origin}-{crc32(data_json.encode())}"
+    world = World(study, _mapped_dataset(data_json, pages), split, restored=True, pages=pages)
+    if study.engine.device == "cpu":
+        torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = study.engine.precision in ("tf32", "bf16")
+    return world
+
+
 @lru_cache(maxsize=2)
 def world_of(study_json: str, split_file: Path | None = None) -> World:
     """The world of a study (as JSON, so that a spawned worker can be told); with a saved split, that one."""
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "test", "public", "normalise", "augment"}))
+    dataset = dataset_of(study.data.model_dump_json(exclude=UNLOADED))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
