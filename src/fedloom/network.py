@@ -83,18 +83,6 @@ class Network:
         )
 
     @cached_property
-    def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters layer by layer, from input to output; a norm belongs to the layer before it."""
-        layers: list[tuple[str, ...]] = []
-        for path, module in self.module.named_modules():
-            own = tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
-            if own and layers and isinstance(module, NORMS):
-                layers[-1] += own
-            elif own:
-                layers.append(own)
-        return tuple(layers)
-
-    @cached_property
     def linears(self) -> tuple[str, ...]:
         """Paths of the fully connected layers, in the order in which an image passes them."""
         return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))

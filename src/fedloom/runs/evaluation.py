@@ -52,10 +52,16 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
     server = method.evaluated(server, fleet)
     tensors = method.model(server)
     if tensors is not None and len(fleet.home.test):
-        (read,) = fleet.solve(Measure(tensors, Accuracy(), fleet.home.test))
-        right, samples = read["right"], read["samples"]
+        tested = fleet.home.groups or {"": fleet.home.test}
+        reads = fleet.solve(*(Measure(tensors, Accuracy(), part) for part in tested.values()))
+        right, samples, loss = (sum(read[key] for read in reads) for key in ("right", "samples", "loss"))
         row["global_accuracy"] = float(right.sum() / samples.sum())
-        row["global_loss"] = float(read["loss"] / samples.sum())
+        row["global_loss"] = float(loss / samples.sum())
+        row |= {
+            f"global_accuracy_{name}": float(read["right"].sum() / read["samples"].sum())
+            for name, read in zip(tested, reads, strict=True)
+            if name
+        }
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
     parts = {"model": fleet.shown(server)}
