@@ -23,6 +23,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "depthfl": {"model": {"name": "cnn4", "widths": [4, 6, 8]}},
+    "fedea": {"method": {"population": 3, "rounds_each": 3}},
     "fednas": {"model": {"name": "darts_search", "width": 4, "cells": 2, "nodes": 1}, "fleet": {"clients": 5}},
 }
 
@@ -33,7 +34,7 @@ def study_of(method: str, out: Path, on: str = "local", **changes: dict[str, Any
         sections[name] = dict(values)
     for name, values in changes.items():
         sections.setdefault(name, {}).update(values)
-    sections["method"] = {"name": method, **changes.get("method", {})}
+    sections["method"] = {**sections.get("method", {}), "name": method, **changes.get("method", {})}
     sections.setdefault("engine", {}).update({"name": on, "workers": 2} | changes.get("engine", {}))
     sections["run"]["out"] = str(out)
     return resolve(sections)
