@@ -54,6 +54,11 @@ class Method:
         """Whether weak devices get less to train than the whole model."""
         return not isinstance(self.cut, Whole)
 
+    @property
+    def personal(self) -> bool:
+        """Whether clients normalise their images by statistics of their own, whatever the study says."""
+        return False
+
     tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
 
     def check(self) -> None:
@@ -123,10 +128,10 @@ class Method:
         return self.cut(server.network, fleet.columns["capacity"][client], server.round, generator)
 
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
-        """What a client tells of a fit: its shared tensors. The others stay, proposed as its own."""
+        """What a client tells of a fit: its shared tensors. The others, and what it starts from, become its own."""
         private = self.share.private(client.network)
-        if private:
-            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in private}, where)
+        if kept := private | self.start.keeps(client.network):
+            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in kept}, where)
         held_back = private | self.share.dropped(client.network)
         public = {name: tensor for name, tensor in fit.tensors.items() if name not in held_back}
         classes = client.classes if self.merge.by_class else None

@@ -29,7 +29,7 @@ from fedloom.policies.cut import Whole
 from fedloom.policies.objective import Objective
 from fedloom.registry import register
 from fedloom.steps import Adam, Optimizer, clip_, optimizer_of
-from fedloom.types import Batch, Fit, Fixed, Model, Plan, Report, Server, Task, Tensors, Work
+from fedloom.types import Batch, Fixed, Model, Plan, Server, Tensors
 
 
 @dataclass(frozen=True)
@@ -123,19 +123,11 @@ class FedNAS(FedAvg):
         """Two rates."""
         return super().fixed(client, tensors) | {"alpha_lr": client.network.scalar(self.alpha_lr)}
 
-    def step(self, network: Network, task: Task) -> Bilevel:
+    def step(self, client: Client) -> Bilevel:
         """Both optimisers."""
-        structure = Adam(self.alpha_decay, beta1=0.5)
-        named: Any = network.module
-        return Bilevel(
-            self.loss(), tuple(named.architecture), optimizer_of(task.train), structure, self.balance, task.train.clip
-        )
-
-    def work(self, client: Client, task: Task) -> Work[Report]:
-        """Search on the own data."""
-        tensors = yield from self.start(client)
-        fit = yield Fit(tensors, self.step(client.network, task), self.plan(client), self.fixed(client, tensors))
-        return self.report(client, fit)
+        structure, train = Adam(self.alpha_decay, beta1=0.5), client.task.train
+        named: Any = client.network.module
+        return Bilevel(self.loss(), tuple(named.architecture), optimizer_of(train), structure, self.balance, train.clip)
 
     def found(self, server: Server) -> dict[str, Any]:
         """The structure, if the model can say it."""
