@@ -9,7 +9,7 @@ from fedloom.client import Client
 from fedloom.readings import Accuracy
 from fedloom.types import Fitted, Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "loss", "remembered"]
+__all__ = ["QUESTIONS", "evaluate", "loss", "remembered", "test"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -19,6 +19,12 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     count = float(read["samples"].sum())
     numbers = {"accuracy": float(read["right"].sum()) / count, "loss": float(read["loss"]) / count, "samples": count}
     return Report(numbers=numbers, weight=count)
+
+
+def test(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How good is the model as it was sent, on your test part?"""
+    read = yield Measure((yield from method.start(client)), Accuracy(), client.test)
+    return Report(numbers={"right": float(read["right"].sum()), "samples": float(read["samples"].sum())})
 
 
 def loss(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -44,4 +50,4 @@ def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, tas
                 client.state["trained"] = each.tensors
 
 
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "test": test, "loss": loss}
