@@ -13,7 +13,8 @@ from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
 from fedloom.seeds import seeded
-from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
+from fedloom.types import Fit, Fitted, Measure, Points, Request, Step, Tensors
+from fedloom.units import tapped
 
 __all__ = ["Eager", "Reference"]
 
@@ -28,13 +29,20 @@ class Eager:
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
-        module = self.network.bound(tensors, training=self.training, scaler=scaler)
-        if not self.network.half:
-            logits: Tensor = module(x)
-            return logits
-        with torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False):
-            logits = module(x.contiguous(memory_format=torch.channels_last))
-        return logits.to(self.network.dtype)
+        return self.read(tensors, x, scaler=scaler)[0]
+
+    def read(
+        self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and what passed the points, in their order."""
+        module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
+        half, kind = self.network.half, self.network.device.type
+        with tapped(module, points) as seen, torch.autocast(kind, torch.bfloat16, half, cache_enabled=False):
+            logits = module(x.contiguous(memory_format=torch.channels_last) if half else x)
+        read: list[Tensor] = [logits, *(seen[point] for point in points)]
+        if half:
+            read = [each.to(self.network.dtype) for each in read]
+        return read[0], read[1:]
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""

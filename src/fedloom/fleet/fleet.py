@@ -122,16 +122,18 @@ class Fleet:
         only: tuple[str, ...] | None = None,
         numbers: Mapping[str, float] | None = None,
         inbox: Mapping[int, Report] | None = None,
+        copies: int = 1,
     ) -> Task:
         """A task for a client in this round; `parts` are shared by the round's tasks and cut to `where` on the way."""
         return Task(
             int(client), self.round, self.stage, where=where, only=only, numbers=numbers or {}, inbox=inbox or {},
-            train=self.train, accepted=self.accepted(client), method=self.method, model=self.model, base=parts,
+            copies=copies, train=self.train, accepted=self.accepted(client), method=self.method, model=self.model,
+            base=parts,
         )  # fmt: skip
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Report]:
+    def run(self, tasks: Iterable[Task], quorum: float | None = None) -> Iterator[Report]:
         """Reports of the clients that did their work, in the order of the tasks; RunError below the quorum."""
-        return self._stream(self._reached(tasks), needed=self.quorum)
+        return self._stream(self._reached(tasks), needed=self.quorum if quorum is None else quorum)
 
     def ask(self, question: str, tasks: Iterable[Task]) -> Iterator[Report]:
         """Answers to a question; clients that fail to answer are left out."""
@@ -192,7 +194,10 @@ class Fleet:
             answered += 1
             yield report
         self.elapsed += slowest
-        asked = answered + len(self.failed) - before
+        self.require(answered, answered + len(self.failed) - before, needed)
+
+    def require(self, answered: int, asked: int, needed: float) -> None:
+        """RunError if fewer than this share reported."""
         if answered < ceil(needed * asked - 1e-9):
             last = self.failed[-1]
             raise RunError(
