@@ -127,7 +127,7 @@ def ablation(folders: Sequence[Path], path: Path) -> Path:
             found = [{row["round"]: 100 * row[key] for row in _with(rows, key)} for rows in runs]
             rounds = sorted(set.intersection(*(set(each) for each in found)))
             values = np.array([[each[round] for round in rounds] for each in found])
-            (line,) = axis.plot(rounds, values.mean(0), label=f"{name} ({len(runs)} runs)", linewidth=1.8)
+            (line,) = axis.plot(rounds, values.mean(0), label=f"{name}, runs: {len(runs)}", linewidth=1.8)
             axis.fill_between(rounds, values.min(0), values.max(0), color=line.get_color(), alpha=0.15, linewidth=0)
         _dress(axis, title, "round", "accuracy, %" if axis is axes[0] else "")
     axes[0].legend(frameon=False, fontsize=8, title="covariance")
@@ -136,6 +136,8 @@ def ablation(folders: Sequence[Path], path: Path) -> Path:
 
 def pareto(folders: Sequence[Path], path: Path) -> Path:
     """Accuracy against parameters sent and MACs of a forward pass, a point a run; a line joins those nobody beats."""
+    from matplotlib.ticker import EngFormatter, NullFormatter
+
     found = [(Store.open(folder).read("summary.json") or {}) | {"folder": folder} for folder in folders]
     ready = [each for each in found if each.get("global_accuracy") is not None]
     if not ready:
@@ -154,7 +156,10 @@ def pareto(folders: Sequence[Path], path: Path) -> Path:
         front = goals[nondominated(goals)]
         front = front[front[:, 0].argsort()]
         axis.plot(front[:, 0], -front[:, 1], color="0.5", linewidth=1, zorder=0, linestyle="--")
-        axis.set_xscale("log")
+        if goals[:, 0].max() > 5 * goals[:, 0].min():
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.xaxis.set_major_formatter(EngFormatter())
         _dress(axis, "", label, "accuracy of the global model, %" if axis is axes[0] else "")
     axes[0].legend(frameon=False, fontsize=8)
     return _saved(figure, path)
