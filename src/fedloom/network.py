@@ -21,6 +21,7 @@ from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleto
 
 __all__ = ["Network"]
 
+SKELETONS = 1024
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -47,6 +48,7 @@ class Network:
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
         ] = {}
+        self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
@@ -111,6 +113,9 @@ class Network:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
+            # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
+            while len(self._skeletons) >= SKELETONS and not self._temporary:
+                self._skeletons.pop(next(iter(self._skeletons)))
             module = skeleton(self._template(tensors), tensors).train(training)
             if scaler:
                 self._scale(module, tensors)

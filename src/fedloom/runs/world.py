@@ -162,6 +162,10 @@ class World:
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
         columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
+        if count := round(fleet.onlookers * fleet.clients):
+            order = numpy_generator(self.study.run.seed, 0, 0, SERVER, "onlookers").permutation(fleet.clients)
+            columns["onlooker"] = np.isin(np.arange(fleet.clients), order[:count])
+            columns["excluded"] = excluded | columns["onlooker"]
         if fleet.trace is not None:
             drawn = numpy_generator(self.study.run.seed, 0, 0, SERVER, "trace")
             columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
