@@ -17,7 +17,7 @@ from typing import Any
 from fedloom.errors import FedloomError, InputError, Interrupted
 from fedloom.runs.experiment import Watch
 from fedloom.runs.result import Result
-from fedloom.runs.start import difference, plain, resume, start
+from fedloom.runs.start import difference, plain, resume, settled, start
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
@@ -137,9 +137,10 @@ def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
     place = folder / cell.label
     if (place / "study.json").exists():
         begun = Store.open(place).begun()
-        if begun.model_copy(update={"run": cell.study.run}) != cell.study or begun.run.rounds != cell.study.run.rounds:
+        asked = settled(cell.study, begun)
+        if begun.model_copy(update={"run": asked.run}) != asked or begun.run.rounds != asked.run.rounds:
             raise InputError(
-                f"{place} holds a run of another study: {difference(begun, cell.study)}; use another --out or remove it"
+                f"{place} holds a run of another study: {difference(begun, asked)}; use another --out or remove it"
             )
         return resume(place, watch)
     run = cell.study.run.model_copy(update={"out": str(folder)})

@@ -96,6 +96,7 @@ class EngineOf(Section):
     workers: Annotated[int, Field(ge=0)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"  # of pictures and kernels, on a CPU
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
     deadline: Annotated[float, Field(gt=0)] | None = None
 
@@ -204,6 +205,8 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
 
 
 def _engine(study: Study) -> None:
+    if study.engine.layout == "channels_last" and study.engine.device == "cuda":
+        raise InputError("engine.layout 'channels_last' is for the CPU; on a GPU engine.precision=bf16 brings it")
     if study.engine.name != "auto":
         find("engine", study.engine.name)
 
