@@ -147,6 +147,8 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="Show the tables there are.")] = False,
     out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Run this row only; may be repeated.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Run this column only; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a published table again and show both, side by side."""
@@ -157,7 +159,7 @@ def reproduce(
     elif name is None:
         raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
     else:
-        reproduce_shown(name, scale, out, device, as_json)
+        reproduce_shown(name, scale, out, device, as_json, row or [], column or [])
 
 
 @app.command()
@@ -300,16 +302,22 @@ def _shown(value: object) -> str:
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:
     """Run with progress, then show the result."""
     from fedloom.report.progress import watching
-    from fedloom.report.tables import summary_table
+    from fedloom.report.tables import summary_table, until
 
     with watching(label, rounds) as watch:
         result = go(watch)
+    some = any(row["clients"] < result.summary["clients"] for row in result.rows("metrics"))
+    picture = result.fairness() if some else None
     if as_json:
         sys.stdout.write(json.dumps(result.summary) + "\n")
         return
     from rich.console import Console
 
     Console().print(summary_table([result.summary]))
+    if result.summary.get("target") is not None:
+        sys.stdout.write(f"{until(result.summary)}\n")
+    if picture is not None:
+        sys.stdout.write(f"who was chosen: {picture}\n")
     sys.stdout.write(f"run folder: {result.folder}\n")
 
 

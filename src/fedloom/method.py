@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.policies.cut import Cut, Whole
+from fedloom.policies.distil import lesson, teaching
 from fedloom.policies.filter import Filter
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import CrossEntropy, Objective
@@ -25,6 +26,7 @@ from fedloom.policies.select import Select, Uniform
 from fedloom.policies.share import AllTensors, Share
 from fedloom.policies.start import Replace, Start
 from fedloom.policies.topology import Stages, Star, Topology
+from fedloom.registry import name_of
 from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
 
 __all__ = ["Method"]
@@ -47,10 +49,17 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
+    validates: ClassVar[bool] = False  # whether clients decide by their validation data
+
     @property
     def adapts(self) -> bool:
         """Whether weak devices get less to train than the whole model."""
         return not isinstance(self.cut, Whole)
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients normalise their images by statistics of their own, whatever the study says."""
+        return False
 
     tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
 
@@ -61,6 +70,10 @@ class Method:
             raise InputError(
                 f"merge needs {', '.join(missing)} in every report, which {name} does not tell; use fednova"
             )
+        serverless, star = type(self).round is Method.round, isinstance(self.topology, Star)
+        if serverless == star:
+            reason = "has no server and cannot run as a star" if star else "has a server and runs as a star only"
+            raise InputError(f"{type(self).__name__.lower()} {reason}; got topology '{name_of(self.topology)}'")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """The server's half of one round."""
@@ -74,6 +87,14 @@ class Method:
         """The client's half of one round."""
         raise NotImplementedError(f"{type(self).__name__} must say what a client does")
 
+    def loss(self) -> Objective:
+        """What a local step descends."""
+        return self.objective
+
+    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
+        """What a local step reads and does not change; an objective with a teacher learns from where it starts."""
+        return client.fixed(**(lesson(client, tensors) if teaching(self.loss()) else {}))
+
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The model that the client really uses; by default what it would start from."""
         return (yield from self.start(client))
@@ -86,6 +107,8 @@ class Method:
         """Refuse a model that the method cannot train: raise InputError with the reason."""
         if not isinstance(self.cut, Whole):
             _ = network.units  # found now rather than in the middle of a round
+        if taught := teaching(self.loss()):
+            taught.points(network)
 
     def adapt(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
         """The model as the method needs it, for images of a shape; most take it as it is."""
@@ -94,6 +117,10 @@ class Method:
     def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
         """The line of Python that builds what `adapt` makes of the model that `line` builds."""
         return line
+
+    def found(self, server: Server) -> dict[str, Any]:
+        """What a method that searches has found, in plain data for the summary; most search nothing."""
+        return {}
 
     def evaluated(self, server: Server, fleet: Fleet) -> Server:
         """The server as it is evaluated: what a share leaves out of training is asked for first."""
@@ -117,10 +144,10 @@ class Method:
         return self.cut(server.network, fleet.columns["capacity"][client], server.round, generator)
 
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
-        """What a client tells of a fit: its shared tensors. The others stay, proposed as its own."""
+        """What a client tells of a fit: its shared tensors. The others, and what it starts from, become its own."""
         private = self.share.private(client.network)
-        if private:
-            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in private}, where)
+        if kept := private | self.start.keeps(client.network):
+            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in kept}, where)
         held_back = private | self.share.dropped(client.network)
         public = {name: tensor for name, tensor in fit.tensors.items() if name not in held_back}
         classes = client.classes if self.merge.by_class else None

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, macs, skeleton
+from fedloom.units import Units, find_units, linears, macs, skeleton
 
 __all__ = ["Network"]
 
@@ -91,6 +91,23 @@ class Network:
         )
 
     @cached_property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters layer by layer, from input to output; a norm belongs to the layer before it."""
+        layers: list[tuple[str, ...]] = []
+        for path, module in self.module.named_modules():
+            own = tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
+            if own and layers and isinstance(module, NORMS):
+                layers[-1] += own
+            elif own:
+                layers.append(own)
+        return tuple(layers)
+
+    @cached_property
+    def linears(self) -> tuple[str, ...]:
+        """Paths of the fully connected layers, in the order in which an image passes them."""
+        return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))
+
+    @cached_property
     def units(self) -> Units:
         """Units that live and die together, found once from the model's graph."""
         return find_units(initialise(self.build, 0).float(), torch.zeros(2, *self.shape))
@@ -120,9 +137,10 @@ class Network:
 
     def _template(self, tensors: Tensors) -> nn.Module:
         """The module that has just these tensors: the whole one, or what it says is left without the others."""
-        if len(tensors) == len(self.names):
+        missing = frozenset(self.names) - tensors.keys()  # what a fit trains beside the model does not matter here
+        if not missing:
             return self.module
-        shallow: nn.Module = self.module.without(frozenset(self.names) - tensors.keys())  # type: ignore[operator]
+        shallow: nn.Module = self.module.without(missing)  # type: ignore[operator]
         return shallow
 
     def _scale(self, module: nn.Module, tensors: Tensors) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedloom.policies.distil import teaching
 from fedloom.policies.objective import Objective
 from fedloom.types import Batch, Fixed, Model, Tensors, Train
 
@@ -106,7 +107,8 @@ class Descent:
     """The usual step: gradient of the objective over one batch, clipped, given to the optimiser.
 
     `view` may narrow the tensors before the model sees them (FjORD's width of the step): what the step does not see, it
-    does not move, not by momentum or weight decay either.
+    does not move, not by momentum or weight decay either. `make` makes the model where what is trained is not the model
+    itself (mixing weights, a few layers of it), of it and of what is fixed; statistics of its norms are not kept.
     """
 
     objective: Objective
@@ -114,11 +116,12 @@ class Descent:
     clip: float | None = None
     view: View | None = None
     passes: float = 1
+    make: Callable[[Tensors, Fixed], Tensors] | None = None
 
     @classmethod
     def of(cls, objective: Objective, train: Train, view: View | None = None) -> Descent:
-        """As the round's training settings say."""
-        return cls(objective, optimizer_of(train), train.clip, view)
+        """As the round's training settings say; a teacher's pass costs a third of one that goes forward and back."""
+        return cls(objective, optimizer_of(train), train.clip, view, 4 / 3 if teaching(objective) else 1)
 
     def slots(self, tensors: Tensors) -> dict[str, Tensors]:
         """The optimiser's memory."""
@@ -126,7 +129,13 @@ class Descent:
 
     def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:
         """The tensors that the model sees."""
-        return self.view(tensors) if self.view else tensors
+        tensors = self.view(tensors) if self.view else tensors
+        return self.make(tensors, fixed) if self.make else tensors
+
+    def loss(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """The objective as a function of what is trained."""
+        seen = still(self.make(tensors, fixed), model) if self.make else tensors
+        return self.objective(model, seen, batch, fixed)
 
     def __call__(
         self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
@@ -138,7 +147,7 @@ class Descent:
             for name, tensor in tensors.items():
                 tensor.requires_grad_(whole[name].requires_grad)
             slots = {k: self.view(slot) if slot.keys() <= whole.keys() else slot for k, slot in slots.items()}
-        grads, losses = model.grad(lambda current: self.objective(model, current, batches[0], fixed), tensors)
+        grads, losses = model.grad(lambda current: self.loss(model, current, batches[0], fixed), tensors)
         if self.clip is not None:
             clip_(grads, self.clip)
         self.optimizer.update(tensors, slots, grads, fixed["lr"])
@@ -147,6 +156,12 @@ class Descent:
             for kind, slot in slots.items():
                 self.view.back(memory[kind], slot)
         return losses
+
+
+def still(tensors: Tensors, model: Model) -> Tensors:
+    """The same model with copies of its buffers: a pass in training mode writes statistics, which do not count then."""
+    buffers = model.network.buffers
+    return {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
 
 
 def clip_(grads: Tensors, limit: float) -> None:

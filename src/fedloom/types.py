@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedloom.encoding import Value
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 Where = Mapping[str, Tensor]  # units kept, per group of the model; groups that are not named are whole
 Fixed = Mapping[str, Any]  # what a step reads and does not change: tensors, or named sets of tensors
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]  # uint8 pictures and a generator to uint8 pictures
+Points = tuple[tuple[str, bool], ...]  # places in a model: a layer's path, and whether its output (or its input)
 Moment = tuple[int, int]  # (round, stage)
 NEVER: Moment = (-1, 0)
 T = TypeVar("T")
@@ -84,6 +86,7 @@ class Task:
     only: tuple[str, ...] | None = None  # the names of the base's tensors that travel; None: all
     numbers: Mapping[str, float] = field(default_factory=dict)
     inbox: Mapping[int, Report] = field(default_factory=dict)  # serverless: what neighbours sent, by sender
+    copies: int = 1  # to how many the report goes: the server, or all neighbours
     train: Train = field(default_factory=Train)
     accepted: Moment = NEVER  # the client's last accepted moment: the version of its state that counts
     method: Named = field(default_factory=lambda: Named(""))
@@ -138,7 +141,7 @@ class Outcome:
             "peak_memory_bytes",
         )
         entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(prod(getattr(value, "shape", ())) for value in sent)}
+        return dict(numbers) | entry | {"parameters": sum(value.numel() for value in sent)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,23 +164,29 @@ class Images:
 
     x: Tensor
     y: Tensor
-    mean: Tensor  # (C, 1, 1), on the scale 0..1
+    mean: Tensor  # (C, 1, 1), on the scale 0..1; with `origin` one of them each origin
     std: Tensor
     own: bool = False  # made for one fit (augmented copies), not shared by all clients
+    origin: Tensor | None = None  # per row whose numbers normalise it, where images of several origins are tested
 
     def batch(self, rows: Tensor) -> Batch:
         """The named rows, normalised, in the type of `mean`."""
         rows = rows.to(self.x.device)
         scaled = self.x[rows].to(self.mean.dtype)
-        return Batch(scaled.div_(255).sub_(self.mean).div_(self.std), self.y[rows])
+        mean, std = self.mean, self.std
+        if self.origin is not None:
+            of = self.origin[rows]
+            mean, std = mean[of], std[of]
+        return Batch(scaled.div_(255).sub_(mean).div_(std), self.y[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Some rows of a set of images: a client's training, validation or test part."""
+    """Some rows of a set of images: a client's training, validation or test part; training images are augmented."""
 
     images: Images
     rows: Tensor
+    augment: Augmentation | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,6 +223,11 @@ class Model(Protocol):
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits; with `scaler`, outputs of layers that were cut are divided by the share of units they kept."""
+
+    def read(
+        self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and what passed these points on the way to them; `still` as in evaluation, changing nothing."""
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients of a scalar by every trainable tensor, and what else the loss returned."""

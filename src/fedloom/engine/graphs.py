@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
-from fedloom.engine.stacked import Beat, Stack, room, signature, stackable, timetable, wasted
+from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
 from fedloom.types import Fit, Fitted, Images, Measure, Request, Step, Tensors
 
@@ -50,7 +50,7 @@ class Machine:
         first = fits[0]
         self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
         self.model = Eager(network, training=True)
-        images = first.plan.images
+        images = shared_images(fits) if self.stacked else first.plan.images
         x, y = images.x, images.y
         if images.own:
             x, y = x.new_zeros(room(images), *x.shape[1:]), y.new_zeros(room(images))
@@ -91,7 +91,7 @@ class Machine:
             own = [fit.fixed[name] for fit in fits]
             for target, part in _pairs(value, own[0] if not self.stacked or name == "lr" else _stacked(own)):
                 target.copy_(part)
-        images = fits[0].plan.images
+        images = shared_images(fits) if self.stacked else fits[0].plan.images
         if images.own:
             self.images.x[: len(images.x)].copy_(images.x)
             self.images.y[: len(images.y)].copy_(images.y)
@@ -332,7 +332,8 @@ class Graphs(Reference):
         if not len(measure.samples) or not all(isinstance(value, bool | int | float | str) for value in fields):
             return None
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
-        key = (measure.what, shapes, measure.samples.images.x.data_ptr())
+        images = measure.samples.images
+        key = (measure.what, shapes, images.x.data_ptr(), images.mean.shape, images.origin is None)
         if key not in self._gauges:
             self._gauges[key] = Gauge(self.network, measure)
         gauge = self._gauges[key]

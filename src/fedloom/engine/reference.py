@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TypeVar
 
@@ -13,7 +14,8 @@ from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
 from fedloom.seeds import seeded
-from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
+from fedloom.types import Fit, Fitted, Measure, Points, Request, Step, Tensors
+from fedloom.units import tapped
 
 __all__ = ["Eager", "Reference"]
 
@@ -28,15 +30,26 @@ class Eager:
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
-        module = self.network.bound(tensors, training=self.training, scaler=scaler)
-        if self.channels_last:
+        return self.read(tensors, x, scaler=scaler)[0]
+
+    def read(
+        self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and what passed the points, in their order."""
+        module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
+        if self.channels_last or self.network.half:
             x = x.contiguous(memory_format=torch.channels_last)
+        with tapped(module, points) as seen, self._precision():
+            logits = module(x)
+        read: list[Tensor] = [logits, *(seen[point] for point in points)]
+        if self.network.half:
+            read = [each.to(self.network.dtype) for each in read]
+        return read[0], read[1:]
+
+    def _precision(self) -> AbstractContextManager[object]:
         if not self.network.half:
-            logits: Tensor = module(x)
-            return logits
-        with torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False):
-            logits = module(x.contiguous(memory_format=torch.channels_last))
-        return logits.to(self.network.dtype)
+            return nullcontext()
+        return torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False)
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""

@@ -12,7 +12,7 @@ On a GPU the batched step is captured (`engine/graphs.py`); on a CPU it runs as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -120,17 +120,15 @@ class Stack:
         return losses
 
     def _step(self, images: Images, rows: Tensor) -> Tensor:
-        joint, clients = self.joint, len(rows)
-        flat = images.batch(rows.reshape(-1))
-        x, y = (part.reshape(*rows.shape, *part.shape[1:]) for part in (flat.x, flat.y))
+        joint, clients, batch = self.joint, len(rows), images.batch(rows)
         shared = {name: value for name, value in joint.fixed.items() if name not in joint.each}
 
         def one(tensors: Tensors, own: dict[str, Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            return joint.step.objective(self.model, tensors, Batch(x, y), {**shared, **own})
+            return joint.step.loss(self.model, tensors, Batch(x, y), {**shared, **own})
 
         own = {name: joint.fixed[name] for name in joint.each}
         with torch.enable_grad():
-            totals, losses = torch.vmap(one, randomness="different")(self.tensors, own, x, y)
+            totals, losses = torch.vmap(one, randomness="different")(self.tensors, own, batch.x, batch.y)
             leaves = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
             found = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
         grads = dict(zip(leaves, found, strict=True))
@@ -139,6 +137,13 @@ class Stack:
                 _clip_each(grads, joint.step.clip, clients)
             joint.step.optimizer.update(self.tensors, self.slots, grads, joint.fixed["lr"])
         return losses.detach()
+
+
+def shared_images(fits: Sequence[Fit]) -> Images:
+    """The images that all fits draw from, with each client's own mean and deviation: (K, 1, C, 1, 1)."""
+    each = [fit.plan.images for fit in fits]
+    mean, std = (torch.stack([getattr(images, name) for images in each])[:, None] for name in ("mean", "std"))
+    return replace(each[0], mean=mean, std=std)
 
 
 def stack_fixed(fits: Sequence[Fit]) -> tuple[dict[str, Any], frozenset[str]]:
@@ -195,7 +200,7 @@ class Stacked(Reference):
         return [answers[number] for number in range(len(requests))]
 
     def _together(self, fits: Sequence[Fit], beats: Sequence[Beat]) -> list[Fitted]:
-        begin, images = perf_counter(), fits[0].plan.images
+        begin, images = perf_counter(), shared_images(fits)
         stack = Stack(self.network, fits)
         losses: list[list[Tensor]] = [[] for _ in fits]
         with seeded(fits[0].plan.seed, self.network.device):

@@ -92,7 +92,7 @@ class _Job:
         if self.place.filter is not None and task.job == "work":
             report = self.place.filter(client, report)
         report = replace(report, client=task.client)
-        self.upload_bytes = wire.size(report)  # here, so that what cannot travel fails as this client
+        self.upload_bytes = task.copies * wire.size(report)  # here, so that what cannot travel fails as this client
         wire.size(self.state)
         return report
 

@@ -8,16 +8,14 @@ weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
 from fedloom.policies.cut import narrow
-from fedloom.policies.objective import Objective
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Plan, Report, Server, Task, Tensors, Work
+from fedloom.types import Fit, Plan, Report, Server, Step, Task, Work
 
 
 @register("method", "fedavg", paper="McMahan et al., AISTATS 2017")
@@ -36,13 +34,9 @@ class FedAvg(Method):
         """What a client is sent: the shared tensors, cut to what it can train."""
         return fleet.task(client, {"model": self.sent(server)}, where=self.where(server, fleet, client))
 
-    def loss(self) -> Objective:
-        """What a local step descends."""
-        return self.objective
-
-    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
-        """What a local step reads and does not change."""
-        return client.fixed()
+    def step(self, client: Client) -> Step:
+        """One local update."""
+        return Descent.of(self.loss(), client.task.train)
 
     def plan(self, client: Client) -> Plan:
         """The batches of the round."""
@@ -51,6 +45,5 @@ class FedAvg(Method):
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Algorithm 1, ClientUpdate."""
         tensors, where = yield from narrow(self.cut, client, (yield from self.start(client)))
-        step, fixed = Descent.of(self.loss(), task.train), self.fixed(client, tensors)
-        fit = yield Fit(tensors, step, self.plan(client), fixed)
+        fit = yield Fit(tensors, self.step(client), self.plan(client), self.fixed(client, tensors))
         return self.report(client, fit, where)

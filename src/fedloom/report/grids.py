@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from rich.console import Console
 from fedloom.errors import FedloomError
 from fedloom.report.plots import curves
 from fedloom.report.progress import numbers_of
-from fedloom.report.tables import Rows, markdown, rich_table, spread
+from fedloom.report.tables import UNTIL, Rows, markdown, rich_table, spread
 from fedloom.runs.experiment import Watch
 from fedloom.runs.grid import Cell, Grid, merged, spreads
-from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
+from fedloom.runs.papers import SCALES, Published, Shown, find_papers, grid_of, read_paper
 from fedloom.runs.result import Result
 
 __all__ = ["list_papers", "reproduce_shown", "run_shown"]
@@ -32,9 +33,6 @@ COST: Measures = {
     "up MB": ("upload_bytes", 1e-6), "down MB": ("download_bytes", 1e-6), "GMACs": ("train_macs", 1e-9),
     "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
     "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
-}  # fmt: skip
-TO_TARGET: Measures = {
-    "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),
 }  # fmt: skip
 
 
@@ -55,7 +53,7 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
     done, failures = grid.run(folder, announced)
     sections = {"accuracy": ACCURACY, "cost of the whole run": COST}
     if any("rounds_to_target" in result.summary for _, result in done):
-        sections["until the target accuracy"] = TO_TARGET
+        sections["until the target accuracy"] = dict(UNTIL)
     order = list(dict.fromkeys([baseline, *grid.rows] if baseline else grid.rows))
     numbers: dict[str, dict[str, Any]] = {row: {} for row in order}
     tables: dict[str, Rows] = {}
@@ -108,51 +106,102 @@ def list_papers(as_json: bool) -> None:
     Console().print(rich_table("name", rows))
 
 
-def reproduce_shown(name: str, scale: str, out: Path, device: str | None, as_json: bool) -> None:
-    """Run a published table at a scale; result.md and result.json are left in its folder."""
+def reproduce_shown(
+    name: str,
+    scale: str,
+    out: Path,
+    device: str | None,
+    as_json: bool,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> None:
+    """Run a published table, or some rows and columns of it, at a scale; leaves result.md and result.json."""
     published = read_paper(name)
-    grid = grid_of(published, scale)
+    grid = grid_of(published, scale, rows, columns)
     if device is not None:
         grid = replace(grid, base=merged(grid.base, {"engine": {"device": device}}))
     folder = out / f"{published.name}-{scale}"
     done, failures = grid.run(folder, announced)
-    content, rows = _side_by_side(published, scale, done)
-    text = _document(published, scale, markdown("", rows))
+    paper, cells = published.paper, list[dict[str, Any]]()
+    tables: list[tuple[str, Rows]] = []
+    for table in paper.shown:
+        found, lines = _side_by_side(table, table.labels(paper.rows), done)
+        if lines:
+            cells += found
+            tables.append((table.title, lines))
+    content = {
+        "name": published.name, "scale": scale, "measure": paper.measure, "cells": cells,
+        "differs": paper.scales[scale].differs, "source": paper.source,
+    }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "result.md").write_text(text)
+    (folder / "result.md").write_text(_document(published, scale, tables, grid))
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
         _refuse(failures)
         return
-    Console().print(rich_table("", rows))
-    sys.stdout.write(f"{published.paper.scales[scale].differs or 'as published'}\nresult: {folder / 'result.md'}\n")
+    for title, lines in tables:
+        if title:
+            Console().print(f"\n[italic]{title}[/italic]")
+        Console().print(rich_table("", lines))
+    sys.stdout.write(f"{paper.scales[scale].differs or 'as published'}\nresult: {folder / 'result.md'}\n")
     _refuse(failures)
 
 
-def _side_by_side(published: Published, scale: str, done: Done) -> tuple[dict[str, Any], Rows]:
-    """Measured numbers with the printed ones behind them."""
-    paper = published.paper
+# How a measure is called beside a column, its factor, and whether a difference to a published number means something:
+# another clock and other messages do not compare.
+KINDS = {
+    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "accuracy": ("%", 100, True),
+    "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
+    "seconds": ("virtual s", 1, False),
+}  # fmt: skip
+
+
+def _kind(measure: str) -> tuple[str, float, bool]:
+    """The head of a measure's column, its factor, and whether it compares with a published number."""
+    name, at, target = measure.partition("@")
+    head, factor, compares = next((kind for word, kind in KINDS.items() if word in name), (measure, 1, True))
+    when = f" to {float(target):.0%}" if at else " to target" if "to_target" in name else ""
+    return head + (" a round" if "per_round" in name else when), factor, compares
+
+
+def _side_by_side(table: Shown, labels: Mapping[str, str], done: Done) -> tuple[list[dict[str, Any]], Rows]:
+    """Measured numbers with the printed ones behind them, column by column and in each measure by measure."""
     cells: list[dict[str, Any]] = []
     rows: Rows = {}
-    for row, column, found in spreads(done, paper.measure):
-        printed = paper.published.get(row, {}).get(column)
-        factor = 100 if "accuracy" in paper.measure else 1
-        text = spread(found, factor)
-        if printed is not None:
-            text += f" ({printed:g})" if found is None else f" ({printed:g}, {factor * found.mean - printed:+.2f})"
-        rows.setdefault(row, {})[column or paper.measure] = text
-        values = None if found is None else [factor * value for value in found.values]
-        cells.append({"row": row, "column": column, "measured": values, "published": printed})
-    content = {"name": published.name, "scale": scale, "measure": paper.measure, "cells": cells}
-    return content | {"differs": paper.scales[scale].differs, "source": paper.source}, rows
+    found = {measure: {(row, column): each for row, column, each in spreads(done, measure)}
+             for measure in table.measures}  # fmt: skip
+    ran = dict.fromkeys((cell.row, cell.column) for cell, _ in done)
+    columns = [column for column in dict.fromkeys(column for _, column in ran) if column in (table.columns or [column])]
+    for label, row in labels.items():
+        for column in (column for column in columns if (row, column) in ran):
+            printed = table.published.get(label, {}).get(column, [nan] * len(table.measures))
+            for measure, said in zip(table.measures, printed, strict=True):
+                (head, factor, compares), number = _kind(measure), found[measure][row, column]
+                text = spread(number, factor)
+                if not isnan(said):
+                    apart = f", {factor * number.mean - said:+.2f}" if number is not None and compares else ""
+                    text += f" ({said:g}{apart})"
+                one = len(table.measures) == 1
+                rows.setdefault(label, {})[column or measure if one else f"{column} {head}".strip()] = text
+                values = None if number is None else [factor * value for value in number.values]
+                cells.append(
+                    {"table": table.title, "row": label, "column": column, "measure": measure, "measured": values,
+                     "published": None if isnan(said) else said}
+                )  # fmt: skip
+    return cells, rows
 
 
-def _document(published: Published, scale: str, table: str) -> str:
+def _document(published: Published, scale: str, tables: Sequence[tuple[str, Rows]], grid: Grid) -> str:
     paper = published.paper
     chosen = paper.scales[scale]
+    measures = paper.measure if not paper.tables else "each number"
+    left_out = [*(f"row {name}" for name in paper.rows if name not in grid.rows),
+                *(f"column {name}" for name in paper.columns if name not in grid.columns)]  # fmt: skip
+    shown = "\n".join(f"### {title}\n\n{markdown('', rows)}" if title else markdown("", rows) for title, rows in tables)
     return (
-        f"## {paper.title}\n\n{paper.source}. Scale `{scale}`, {chosen.seeds} seed(s); {paper.measure}: mean and "
-        f"standard deviation, with the published number and the difference in brackets.\n\n{table}\n"
+        f"## {paper.title}\n\n{paper.source}. Scale `{scale}`, {chosen.seeds} seed(s); {measures}: mean and "
+        f"standard deviation, with the published number and the difference in brackets.\n\n{shown}\n"
         f"What differs from the published set-up: {chosen.differs or 'nothing that the paper states'}.\n\n"
+        f"Not run: {'; '.join(left_out) or 'nothing'}.\n\n"
         f"Made by `fedloom reproduce {published.asked} --scale {scale}`.\n"
     )

@@ -9,8 +9,11 @@ from rich.table import Table
 
 from fedloom.runs.grid import Spread
 
-__all__ = ["Rows", "markdown", "percent", "quantity", "rich_table", "spread", "summary_table"]
+__all__ = ["UNTIL", "Rows", "markdown", "percent", "quantity", "rich_table", "spread", "summary_table", "until"]
 
+UNTIL = {  # word -> number of the summary and its factor
+    "rounds": ("rounds_to_target", 1), "virtual s": ("virtual_seconds_to_target", 1), "MB": ("bytes_to_target", 1e-6),
+}  # fmt: skip
 Rows = dict[str, dict[str, str]]  # name of a row -> head of a column -> what stands there
 
 
@@ -31,6 +34,20 @@ def quantity(number: float | None, unit: str = "") -> str:
         if abs(number) >= size:
             return f"{number / size:.3g} {prefix}{unit}"
     return f"{number:.3g} {unit}".rstrip()
+
+
+def until(summary: Mapping[str, Any]) -> str:
+    """What a run spent until it reached its target accuracy, in a sentence.
+
+    >>> spent = {"rounds_to_target": 7, "virtual_seconds_to_target": 41.5, "bytes_to_target": 3_000_000}
+    >>> until({"target": 0.8} | spent)
+    'reached 80 % after 7 rounds, 41.5 virtual seconds and 3 MB'
+    """
+    aim = f"{100 * summary['target']:g} %"
+    if summary["rounds_to_target"] is None:
+        return f"never reached {aim}"
+    rounds, seconds, spent = (summary[name] for name, _ in UNTIL.values())
+    return f"reached {aim} after {rounds} rounds, {quantity(seconds)} virtual seconds and {quantity(spent, 'B')}"
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -58,16 +75,17 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def spread(found: Spread | None, scale: float = 1.0) -> str:
-    """Mean and standard deviation over seeds.
+    """Mean and standard deviation over seeds; of how many, where some runs do not have the number.
 
-    >>> spread(Spread((0.5, 0.7)), 100)
-    '60.00 ± 14.14'
+    >>> spread(Spread((0.5, 0.7)), 100), spread(Spread((12.0,), runs=3))
+    ('60.00 ± 14.14', '12.00 (1 of 3)')
     """
     if found is None:
         return "-"
     digits = 2 if abs(found.mean * scale) < 1000 else 0
     mean = f"{found.mean * scale:.{digits}f}"
-    return mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}"
+    some = f" ({len(found.values)} of {found.runs})" if found.runs > len(found.values) else ""
+    return (mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}") + some
 
 
 def _heads(rows: Rows) -> list[str]:

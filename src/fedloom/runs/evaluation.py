@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -11,29 +12,35 @@ import numpy as np
 
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.gap import WHOLE
 from fedloom.readings import Accuracy
 from fedloom.seeds import SERVER, numpy_generator
 from fedloom.types import Measure, Server
 
-__all__ = ["costs", "evaluate", "summarise", "to_target"]
+__all__ = ["costs", "evaluate", "gaps", "summarise", "to_target"]
 
 Row = Mapping[str, Any]
 SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "failures")
 
 
 def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
-    """What the training of a round cost, from its ledger."""
-    done = [entry for entry in ledger if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
+    """What the training of a round cost, from its ledger: all that was sent and computed before it was evaluated."""
+    asked = [entry for entry in ledger if entry["job"] == "work"]
+    done = [entry for entry in asked if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
     weight = sum(entry["samples"] for entry in done)
     return {
         "train_loss": sum(entry["loss"] * entry["samples"] for entry in done) / weight if weight else None,
         "mean_parameters": fmean(entry["parameters"] for entry in done) if done else None,
-        "mean_forward_macs": fmean(entry["macs"] / entry["samples"] / 3 for entry in done) if weight else None,
+        # A client that tried several models tells the cost of the one it sent.
+        "mean_forward_macs": fmean(entry.get("forward_macs", entry["macs"] / entry["samples"] / 3) for entry in done)
+        if weight
+        else None,
         "upload_bytes": sum(entry["upload_bytes"] for entry in ledger),
         "download_bytes": sum(entry["download_bytes"] for entry in ledger),
         "train_macs": sum(entry["macs"] for entry in ledger),
         "virtual_seconds": virtual_seconds,
-        "clients": len({entry["client"] for entry in ledger}),
+        "clients": len({entry["client"] for entry in asked}),
         "failures": failures,
     }
 
@@ -51,7 +58,7 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         row["global_loss"] = float(read["loss"] / samples.sum())
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
-    parts = {"model": method.evaluation(server)}
+    parts = {"model": fleet.shown(server)}
     asked = np.arange(fleet.size)
     if fleet.size > most:
         asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
@@ -62,6 +69,15 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         row["worst_local_accuracy"] = float(accuracies[: max(1, len(accuracies) // 10)].mean())
         row["spread_local_accuracy"] = float(accuracies.std())
     return row | {"evaluation_seconds": perf_counter() - begin}
+
+
+def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
+    """How far the round's sub-models ended from the whole model trained alike, on average; `server` is as it began."""
+    trained = sorted({entry["client"] for entry in fleet.ledger if entry["job"] == "work" and not entry["failed"]})
+    whole = {WHOLE: method.sent(server)}
+    tasks = (replace(method.task(server, fleet, client), tensors=whole) for client in trained)
+    told = [answer.numbers for answer in fleet.ask("gap", tasks)]
+    return {name: fmean(each[name] for each in told) for name in ("gap", "update")} if told else {}
 
 
 def to_target(rows: Sequence[Row], target: float) -> dict[str, Any]:
@@ -94,6 +110,10 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     for name in ("mean_parameters", "mean_forward_macs"):
         known = [row[name] for row in rows if row.get(name) is not None]
         summary[name] = fmean(known) if known else None
+    summary["bytes_per_round"] = (summary["upload_bytes"] + summary["download_bytes"]) / len(rows)
+    for name, total in (("gap", "accumulated_gap"), ("update", "accumulated_update")):
+        if any(name in row for row in rows):
+            summary[total] = sum(row.get(name, 0.0) for row in rows)
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
-    return summary | (to_target(rows, target) if target is not None else {})
+    return summary | ({"target": target} | to_target(rows, target) if target is not None else {})

@@ -16,8 +16,9 @@ import torch
 from fedloom.errors import Interrupted
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
 from fedloom.registry import find
-from fedloom.runs.evaluation import costs, evaluate, summarise
+from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
 from fedloom.runs.schedule import rate
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
@@ -77,6 +78,7 @@ class Experiment:
         self.fleet = Fleet(
             world.columns, engine, world.network, world.home(),
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
+            shown=world.method.evaluation,
         )  # fmt: skip
         begin = Server(0, world.network.initial(study.run.seed), world.network)
         self.server = store.restore(begin, self.fleet, engine.states)
@@ -105,6 +107,7 @@ class Experiment:
             "method": study.method.name, "dataset": study.data.name, "model": study.model.name,
             "engine": type(self.engine).__name__.lower(), "rounds": len(self.rows), "clients": study.fleet.clients,
             **summarise(self.rows, study.evaluate.target),
+            **({"found": found} if (found := self.method.found(self.server)) else {}),
             "peak_memory_bytes": self.engine.peak_memory(), "run_dir": str(self.store.folder),
         }  # fmt: skip
         self.store.write("summary.json", summary)
@@ -116,12 +119,14 @@ class Experiment:
     def _round(self) -> dict[str, Any]:
         """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
         server, fleet, begin = self.server, self.fleet, perf_counter()
-        fleet.begin(server.round, self._train(server.round))
+        fleet.begin(server.round, self._train(server.round), sum(row["virtual_seconds"] for row in self.rows))
         forked = replace(server, memory=dict(server.memory))
         serverless = type(self.method).round is Method.round
         after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)
         row: dict[str, Any] = {"round": after.round, "seconds": perf_counter() - begin}
         row |= costs(fleet.ledger, fleet.elapsed, len(fleet.failed))
+        if self.study.evaluate.gap and isinstance(self.method, FedAvg):
+            row |= gaps(self.method, server, fleet)
         if self._evaluates(after.round):
             row |= evaluate(self.method, after, fleet, self.study.evaluate.clients)
         with self.signals.held():

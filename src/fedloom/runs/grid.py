@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedloom.errors import FedloomError, InputError, Interrupted
+from fedloom.runs.evaluation import to_target
 from fedloom.runs.experiment import Watch
 from fedloom.runs.result import Result
 from fedloom.runs.start import difference, plain, resume, settled, start
@@ -66,6 +67,7 @@ class Spread:
     """A number over several seeds."""
 
     values: tuple[float, ...]
+    runs: int = 0  # how many runs could have had it, if more
 
     @property
     def mean(self) -> float:
@@ -91,8 +93,9 @@ class Grid:
     def cells(self) -> list[Cell]:
         """All runs, checked before the first one starts; every error at once."""
         cells, problems = [], []
-        for row, row_sections in self.rows.items():
-            for column, column_sections in self.columns.items():
+        # Column by column: they are mostly data sets, and one at a time is kept in memory.
+        for column, column_sections in self.columns.items():
+            for row, row_sections in self.rows.items():
                 for seed in self.seeds:
                     sections = merged(self.base, column_sections, row_sections, {"run": {"seed": seed}})
                     place = ", ".join(filter(None, (self.origin, column if len(self.columns) > 1 else "")))
@@ -147,9 +150,16 @@ def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
     return start(cell.study.model_copy(update={"run": run}), watch, cell.label)
 
 
+def number_of(result: Result, measure: str) -> float | None:
+    """A number of a run's summary, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`: spent until that accuracy."""
+    kind, at, target = measure.partition("@")
+    found = to_target(result.rows("metrics"), float(target))[f"{kind}_to_target"] if at else result.summary.get(measure)
+    return None if found is None else float(found)
+
+
 def spreads(done: Sequence[tuple[Cell, Result]], measure: str) -> Iterator[tuple[str, str, Spread | None]]:
     """(row, column, numbers over the seeds) of one number of the summaries; None where no run has it."""
     for row, column in dict.fromkeys((cell.row, cell.column) for cell, _ in done):
-        found = [result.summary.get(measure) for cell, result in done if (cell.row, cell.column) == (row, column)]
-        values = tuple(float(value) for value in found if value is not None)
-        yield row, column, Spread(values) if values else None
+        found = [number_of(result, measure) for cell, result in done if (cell.row, cell.column) == (row, column)]
+        values = tuple(value for value in found if value is not None)
+        yield row, column, Spread(values, len(found)) if values else None

@@ -5,5 +5,6 @@ from fedloom.units.macs import macs
 from fedloom.units.probe import activations, gradients
 from fedloom.units.skeleton import skeleton
 from fedloom.units.table import Units, Where
+from fedloom.units.taps import linears, tapped
 
-__all__ = ["Units", "Where", "activations", "find_units", "gradients", "macs", "skeleton"]
+__all__ = ["Units", "Where", "activations", "find_units", "gradients", "linears", "macs", "skeleton", "tapped"]

@@ -115,14 +115,20 @@ class Units:
             ]
         return self._points[device]
 
-    def kept(self, capacity: float) -> dict[str, int]:
-        """How many units of each group a client of this capacity trains: ceil(r m), at least 1, not all if r < 1."""
-        if not 0 < capacity <= 1:
-            raise InputError(f"capacity must be in (0, 1]; got {capacity}")
-        if capacity == 1:
-            return dict(self.sizes)
-        # 0.07 * 100 is a little above 7 in binary; that must not become an eighth unit.
-        return {name: max(1, min(size - 1, math.ceil(capacity * size - 1e-9))) for name, size in self.sizes.items()}
+    def kept(self, capacity: float | Mapping[str, float]) -> dict[str, int]:
+        """How many units of each group are trained at this capacity: ceil(r m), at least 1, not all if r < 1.
+
+        A capacity is one share for all groups, or one a group; groups that are not named are whole.
+        """
+        rates = capacity if isinstance(capacity, Mapping) else dict.fromkeys(self.sizes, capacity)
+        kept = dict(self.sizes)
+        for name, rate in rates.items():
+            if not 0 < rate <= 1:
+                raise InputError(f"capacity must be in (0, 1]; got {rate}")
+            if rate < 1:
+                # 0.07 * 100 is a little above 7 in binary; that must not become an eighth unit.
+                kept[name] = max(1, min(kept[name] - 1, math.ceil(rate * kept[name] - 1e-9)))
+        return kept
 
     def shapes(self, kept: Mapping[str, int] | None = None) -> dict[str, torch.Size]:
         """Shapes of all tensors when so many units of each group are kept; groups that are absent are whole."""
