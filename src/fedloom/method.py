@@ -138,7 +138,7 @@ class Method:
 
     def where(self, server: Server, fleet: Fleet, client: int) -> Where | None:
         """The units a client gets, unless it chooses them itself."""
-        if self.cut.reading is not None:
+        if isinstance(self.cut, Whole) or self.cut.reading is not None:
             return None
         generator = fleet.torch_generator("cut", client)
         return self.cut(server.network, fleet.columns["capacity"][client], server.round, generator)

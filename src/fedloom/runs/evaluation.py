@@ -71,8 +71,8 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
     looking_on = fleet.columns.get("onlooker", np.zeros(fleet.size, bool))[asked]
     if looking_on.any():
         told = list(fleet.ask("test", (fleet.task(int(client), parts) for client in asked[looking_on])))
-        tested = sum(answer.numbers["samples"] for answer in told)
-        row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / tested if tested else None
+        seen = sum(answer.numbers["samples"] for answer in told)
+        row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / seen if seen else None
     answers = fleet.ask("evaluate", (fleet.task(int(client), parts) for client in asked[~looking_on]))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
     if len(accuracies):

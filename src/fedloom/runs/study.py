@@ -104,6 +104,7 @@ class EngineOf(Open):
     workers: Annotated[int, Field(ge=0)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"  # of pictures and kernels, on a CPU
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
     deadline: Annotated[float, Field(gt=0)] | None = None
 
@@ -214,6 +215,8 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
 
 def _engine(study: Study) -> None:
     """Refuse an engine that is not there, lacks a library or does not know a setting."""
+    if study.engine.layout == "channels_last" and study.engine.device == "cuda":
+        raise InputError("engine.layout 'channels_last' is for the CPU; on a GPU engine.precision=bf16 brings it")
     name, fields = study.engine.name, study.engine.fields
     make = find("engine", name) if name != "auto" else None
     own = allowed(f"engine '{name}'", make, ("factory", "workers"))[0] if make else []

@@ -79,7 +79,15 @@ class World:
         make = partial(build, model.name, channels=data.channels, classes=data.classes, size=data.size, **model.fields)
         dtype, shape = DTYPES.get(engine.precision, torch.float32), tuple(data.x.shape[1:])
         adapted, half = self.method.adapt(make, shape, data.classes), engine.precision == "bf16"
-        return Network(adapted, shape, data.classes, dtype=dtype, device=engine.device, half=half)
+        return Network(adapted, shape, data.classes, dtype=dtype, device=engine.device, half=half, layout=engine.layout)
+
+    @cached_property
+    def settled(self) -> Study:
+        """The study with what it leaves open decided: this is what a run writes down and what resume goes by."""
+        engine, chosen = self.study.engine, {"layout": "channels_last" if self.network.channels_last else "contiguous"}
+        if engine.trainer == "auto":
+            chosen["trainer"] = "graphs" if engine.device == "cuda" else "reference"
+        return self.study.model_copy(update={"engine": engine.model_copy(update=chosen)})
 
     @cached_property
     def images(self) -> Images:
@@ -205,8 +213,7 @@ class World:
     @cached_property
     def trainer(self) -> Reference:
         """What does the heavy work: on a GPU captured steps, on a CPU the reference, unless the study says."""
-        engine = self.study.engine
-        name = ("graphs" if engine.device == "cuda" else "reference") if engine.trainer == "auto" else engine.trainer
+        engine, name = self.study.engine, self.settled.engine.trainer
         if name == "graphs":
             from fedloom.engine.graphs import Graphs
 
@@ -218,7 +225,7 @@ class World:
         study, folder = self.study.model_dump_json(), os.environ.get(FOLDER)
         return partial(world_there, study, self.split, own_modules(), HERE, folder)
 
-    def settled(self) -> None:
+    def moved_in(self) -> None:
         """All processes of this machine that should have the data have them: what they share needs no name any more."""
         if self.pages:
             forget(self.pages)
