@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine")
+BENCHES = ("reference", "engine", "peers", "scale", "memory", "cutting", "augment", "select", "ray")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -37,7 +37,7 @@ STUDY_OPTIONS: dict[str, Any] = {
     "model": Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")],
     "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
     "rounds": Annotated[int | None, typer.Option(help="Number of rounds.")],
-    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed.")],
+    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed, measured.")],
     "partition": Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer.")],
     "select": Annotated[str | None, typer.Option(help="Who trains in a round.")],
     "share": Annotated[str | None, typer.Option(help="Which tensors travel.")],
@@ -373,23 +373,60 @@ def measure_device(
 
 
 @app.command()
-def bench(name: Annotated[str, typer.Argument(help="What to measure: reference or engine.")] = "reference") -> None:
+def bench(
+    name: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(BENCHES)}.")] = "reference",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=2, help="Rounds that are timed.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="peers: interleaved repeats.")] = None,
+    works: Annotated[str | None, typer.Option(help="peers: workloads, such as W1,W3.")] = None,
+    only: Annotated[str | None, typer.Option(help="peers: names of peers, separated by commas.")] = None,
+    environments: Annotated[Path | None, typer.Option(help="peers: folder of their environments.")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="scale: most clients a round.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="cutting: training pictures a client.")] = None,
+    width: Annotated[float | None, typer.Option(min=0.01, help="cutting: width of the ResNet-18.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a picture of the result.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:
         raise choose("bench", name, BENCHES)
+    given = {"device": device, "rounds": rounds, "repeats": repeats, "works": works, "only": only,
+             "environments": environments, "most": most, "samples": samples, "width": width}  # fmt: skip
     from importlib import import_module
 
-    _print_rows(getattr(import_module(f"fedloom.bench.{name}"), name)())
+    from fedloom.bench.federation import device_of, machine
+
+    module = import_module(f"fedloom.bench.{name}")
+    measure, options = getattr(module, name), {key: value for key, value in given.items() if value is not None}
+    for option in options.keys() - inspect.signature(measure).parameters.keys():
+        raise InputError(f"bench {name} takes no --{option}; see 'fedloom bench --help'")
+    if plot is not None and not hasattr(module, "plot"):
+        raise InputError(f"bench {name} has no picture; leave --plot out")
+    rows = measure(**options)
+    if plot is not None:
+        module.plot(rows, plot)
+    if as_json:
+        where = machine(device_of(device))
+        sys.stdout.write(json.dumps({"bench": name, "machine": where, "rows": rows}) + "\n")
+        return
+    _print_rows(rows)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], box=None, pad_edge=False, header_style="bold")
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = Table(*names, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:

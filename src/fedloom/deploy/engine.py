@@ -20,8 +20,9 @@ from fedloom.client import States
 from fedloom.deploy.messages import Letter
 from fedloom.deploy.roster import PAUSES, Roster, Sent
 from fedloom.engine import memory
+from fedloom.engine.local import solve
 from fedloom.engine.worker import Workplace, arrived
-from fedloom.types import NEVER, Failure, Moment, Outcome, Report, Task
+from fedloom.types import NEVER, Failure, Moment, Outcome, Report, Server, Task
 
 __all__ = ["Flower"]
 
@@ -155,13 +156,12 @@ class Flower:
         failure = Failure(task.client, task.round, task.stage, kind, message)
         return Outcome(task.client, task.round, task.stage, task.job, failure=failure)
 
+    def reduce(self, merge: object, server: Server) -> None:
+        """Reports are added up as they come."""
+
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """The server's own requests, here."""
-        answers = self.place.trainer.solve(requests)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return solve(self.place, requests)
 
     def peak_memory(self) -> int | None:
         """The server's own; each device tells its own in the ledger."""
