@@ -264,6 +264,8 @@ clientapp = "deployed:client_app"
 study = "study.toml"
 keys = "server"
 min = 0
+test = ""
+public = ""
 """
 _DEPLOYED = """from fedloom.deploy.apps import client_app, server_app
 
