@@ -21,6 +21,7 @@ from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleto
 
 __all__ = ["Network"]
 
+SKELETONS = 1024
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -47,6 +48,7 @@ class Network:
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
         ] = {}
+        self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
@@ -83,18 +85,6 @@ class Network:
         )
 
     @cached_property
-    def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters layer by layer, from input to output; a norm belongs to the layer before it."""
-        layers: list[tuple[str, ...]] = []
-        for path, module in self.module.named_modules():
-            own = tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
-            if own and layers and isinstance(module, NORMS):
-                layers[-1] += own
-            elif own:
-                layers.append(own)
-        return tuple(layers)
-
-    @cached_property
     def linears(self) -> tuple[str, ...]:
         """Paths of the fully connected layers, in the order in which an image passes them."""
         return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))
@@ -113,10 +103,19 @@ class Network:
             self._cut_shapes[key] = self.units.shapes(dict(key))
         return self._cut_shapes[key]
 
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of every tensor."""
+        state = self.module.state_dict()
+        return {name: self.dtype if each.is_floating_point() else each.dtype for name, each in state.items()}
+
     def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
+            # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
+            while len(self._skeletons) >= SKELETONS and not self._temporary:
+                self._skeletons.pop(next(iter(self._skeletons)))
             module = skeleton(self._template(tensors), tensors).train(training)
             if scaler:
                 self._scale(module, tensors)

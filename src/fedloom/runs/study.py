@@ -61,6 +61,7 @@ class FleetOf(Open):
     clients: Positive = 10
     weak: Literal["refuse", "exclude", "ignore"] = "refuse"
     deadline: Annotated[float, Field(gt=0)] | None = None  # virtual seconds a stage may take
+    onlookers: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of the clients that never train; they test the model
     trace: str | None = None  # when devices are there: a shape, or a CSV file of windows
     day: Annotated[float, Field(gt=0)] = 86400.0  # virtual seconds of a shape's day
 
