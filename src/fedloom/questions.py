@@ -9,7 +9,7 @@ from fedloom.client import Client
 from fedloom.readings import Accuracy
 from fedloom.types import Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate"]
+__all__ = ["QUESTIONS", "evaluate", "test"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -24,4 +24,10 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     return Report(numbers=numbers, weight=count)
 
 
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate}
+def test(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How good is the model as it was sent, on your test part?"""
+    read = yield Measure((yield from method.start(client)), Accuracy(), client.test)
+    return Report(numbers={"right": float(read["right"].sum()), "samples": float(read["samples"].sum())})
+
+
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "test": test}

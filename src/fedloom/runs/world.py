@@ -39,7 +39,7 @@ from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import Augmentation, Images, Report, Samples, Task
+from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
 
@@ -79,7 +79,15 @@ class World:
         make = partial(build, model.name, channels=data.channels, classes=data.classes, size=data.size, **model.fields)
         dtype, shape = DTYPES.get(engine.precision, torch.float32), tuple(data.x.shape[1:])
         adapted, half = self.method.adapt(make, shape, data.classes), engine.precision == "bf16"
-        return Network(adapted, shape, data.classes, dtype=dtype, device=engine.device, half=half)
+        return Network(adapted, shape, data.classes, dtype=dtype, device=engine.device, half=half, layout=engine.layout)
+
+    @cached_property
+    def settled(self) -> Study:
+        """The study with what it leaves open decided: this is what a run writes down and what resume goes by."""
+        engine, chosen = self.study.engine, {"layout": "channels_last" if self.network.channels_last else "contiguous"}
+        if engine.trainer == "auto":
+            chosen["trainer"] = "graphs" if engine.device == "cuda" else "reference"
+        return self.study.model_copy(update={"engine": engine.model_copy(update=chosen)})
 
     @cached_property
     def images(self) -> Images:
@@ -88,7 +96,11 @@ class World:
         channels = self.dataset.channels
         if self.study.data.normalise == "fixed":
             return Images(x, y, *self._numbers(np.full(channels, 0.5), np.full(channels, 0.5)))
-        return Images(x, y, *self._numbers(*moments(count_levels(self.dataset.x[: self.dataset.trained]))))
+        return Images(x, y, *self._numbers(*self._common()))
+
+    def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each channel over all training images."""
+        return moments(count_levels(self.dataset.x[: self.dataset.trained]))
 
     def _numbers(self, mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of channels as a batch of images wants them."""
@@ -158,6 +170,10 @@ class World:
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
         columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
+        if count := round(fleet.onlookers * fleet.clients):
+            order = numpy_generator(self.study.run.seed, 0, 0, SERVER, "onlookers").permutation(fleet.clients)
+            columns["onlooker"] = np.isin(np.arange(fleet.clients), order[:count])
+            columns["excluded"] = excluded | columns["onlooker"]
         if fleet.trace is not None:
             drawn = numpy_generator(self.study.run.seed, 0, 0, SERVER, "trace")
             columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
@@ -197,8 +213,7 @@ class World:
     @cached_property
     def trainer(self) -> Reference:
         """What does the heavy work: on a GPU captured steps, on a CPU the reference, unless the study says."""
-        engine = self.study.engine
-        name = ("graphs" if engine.device == "cuda" else "reference") if engine.trainer == "auto" else engine.trainer
+        engine, name = self.study.engine, self.settled.engine.trainer
         if name == "graphs":
             from fedloom.engine.graphs import Graphs
 
@@ -210,7 +225,7 @@ class World:
         study, folder = self.study.model_dump_json(), os.environ.get(FOLDER)
         return partial(world_there, study, self.split, own_modules(), HERE, folder)
 
-    def settled(self) -> None:
+    def moved_in(self) -> None:
         """All processes of this machine that should have the data have them: what they share needs no name any more."""
         if self.pages:
             forget(self.pages)
@@ -230,18 +245,28 @@ class World:
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
-        rows = self.split.train.rows if self.method.pooled else self.split.train[task.client]
+        rows, validation, test, capacity = self.device(task.client)
         images = self._own_images(task.client, rows)
         groups = {} if self.study.evaluate.on == "own" else self._tested(images)
-        own_test = Samples(images, _rows(self.split.test[task.client]))
         return Client(
             task.client, task, self.study.run.seed, self.network,
             train=Samples(images, _rows(rows), self.augmentation),
-            validation=Samples(images, _rows(self.split.validation[task.client])),
-            test=_joined(groups) if groups else own_test,
-            capacity=float(self.columns["capacity"][task.client]),
+            validation=Samples(images, _rows(validation)),
+            test=_joined(groups) if groups else Samples(images, _rows(test)),
+            capacity=capacity,
             state=state, groups=groups,
         )  # fmt: skip
+
+    def shown(self, server: Server) -> Tensors:
+        """The tensors that clients are sent to evaluate."""
+        tensors: Tensors = self.method.evaluation(server)
+        return tensors
+
+    def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """What a client holds: its rows to train on, to validate with and to test on, and its capacity."""
+        train = self.split.train.rows if self.method.pooled else self.split.train[client]
+        capacity = float(self.columns["capacity"][client])
+        return train, self.split.validation[client], self.split.test[client], capacity
 
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
