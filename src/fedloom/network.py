@@ -113,6 +113,12 @@ class Network:
             self._cut_shapes[key] = self.units.shapes(dict(key))
         return self._cut_shapes[key]
 
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of every tensor."""
+        state = self.module.state_dict()
+        return {name: self.dtype if each.is_floating_point() else each.dtype for name, each in state.items()}
+
     def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, scaler, *(tensor.shape for tensor in tensors.values()))

@@ -59,9 +59,9 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
     parts = {"model": fleet.shown(server)}
-    asked = np.arange(fleet.size)
-    if fleet.size > most:
-        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
+    asked = fleet.present
+    if len(asked) > most:
+        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(asked, most, replace=False))
     answers = fleet.ask("evaluate", (fleet.task(int(client), parts) for client in asked))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
     if len(accuracies):

@@ -38,7 +38,7 @@ from fedloom.questions import QUESTIONS, remembered
 from fedloom.registry import own_modules
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import Augmentation, Images, Report, Samples, Task
+from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
 
@@ -86,7 +86,11 @@ class World:
         channels = self.dataset.channels
         if self.study.data.normalise == "fixed":
             return Images(x, y, *self._numbers(np.full(channels, 0.5), np.full(channels, 0.5)))
-        return Images(x, y, *self._numbers(*moments(count_levels(self.dataset.x[: self.dataset.trained]))))
+        return Images(x, y, *self._numbers(*self._common()))
+
+    def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each channel over all training images."""
+        return moments(count_levels(self.dataset.x[: self.dataset.trained]))
 
     def _numbers(self, mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of channels as a batch of images wants them."""
@@ -225,17 +229,28 @@ class World:
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
-        rows = self.split.train.rows if self.method.pooled else self.split.train[task.client]
+        rows, validation, test, capacity = self.device(task.client)
         images = self._own_images(task.client, rows)
         own_test = self.study.evaluate.on == "own"
         return Client(
             task.client, task, self.study.run.seed, self.network,
             train=Samples(images, _rows(rows), self.augmentation),
-            validation=Samples(images, _rows(self.split.validation[task.client])),
-            test=Samples(images, _rows(self.split.test[task.client])) if own_test else self._tested(images),
-            capacity=float(self.columns["capacity"][task.client]),
+            validation=Samples(images, _rows(validation)),
+            test=Samples(images, _rows(test)) if own_test else self._tested(images),
+            capacity=capacity,
             state=state,
         )  # fmt: skip
+
+    def shown(self, server: Server) -> Tensors:
+        """The tensors that clients are sent to evaluate."""
+        tensors: Tensors = self.method.evaluation(server)
+        return tensors
+
+    def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """What a client holds: its rows to train on, to validate with and to test on, and its capacity."""
+        train = self.split.train.rows if self.method.pooled else self.split.train[client]
+        capacity = float(self.columns["capacity"][client])
+        return train, self.split.validation[client], self.split.test[client], capacity
 
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
