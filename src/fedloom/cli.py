@@ -200,7 +200,8 @@ def list_names(
         own = [f for f in entry.fields if f["name"] not in hidden]
         words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
         name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        rows.append({"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper})
+        told = {"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper}
+        rows.append(told | ({"trainers": ", ".join(entry.trainers)} if kind == "methods" else {}))
     _print_rows(rows)
 
 
