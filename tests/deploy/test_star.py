@@ -13,7 +13,8 @@ from tests.deploy.federation import Federation, simulated, tensors_of, together
 pytest.importorskip("flwr")
 
 CAPACITIES = [1.0, 0.5, 0.25]
-MEASURED = ("global_accuracy", "local_accuracy", "train_loss", "upload_bytes", "download_bytes", "train_macs")
+MEASURED = ("global_accuracy", "local_accuracy", "train_loss", "upload_bytes", "download_bytes", "train_macs",
+            "mean_parameters", "mean_forward_macs")  # fmt: skip
 
 
 def no_secret_in(text, folder):

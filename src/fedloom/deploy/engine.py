@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,9 @@ class Flower:
         member.last = f"{task.job} of round {task.round + 1}"
         return Outcome(
             task.client, task.round, task.stage, task.job, replace(report, client=task.client),
-            download_bytes=wire.size(task), upload_bytes=wire.size(report),
-            macs=claimed.macs if isinstance(claimed.macs, int) and claimed.macs >= 0 else 0,
+            download_bytes=wire.size(task), upload_bytes=task.copies * wire.size(report),
+            macs=_count(claimed.macs), step_memory_bytes=_count(claimed.step_memory_bytes),
+            parameters=sum(prod(getattr(value, "shape", ())) for value in report.tensors.values()),
             seconds=min(max(0.0, seconds), elapsed), peak_memory_bytes=peak,
         )  # fmt: skip
 
@@ -169,3 +170,8 @@ class Flower:
 
     def close(self) -> None:
         """Nothing to let go of: the grid belongs to whoever made it."""
+
+
+def _count(claimed: object) -> int:
+    """A number that a client tells of itself and that can be one."""
+    return claimed if isinstance(claimed, int) and claimed >= 0 else 0
