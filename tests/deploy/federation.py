@@ -73,7 +73,7 @@ class Federation:
         path = self.folder / f"{name}.log"
         return path.read_text() if path.is_file() else ""
 
-    def wait_for(self, what: Any, seconds: float = 60) -> Any:
+    def wait_for(self, what: Any, seconds: float = 300) -> Any:
         """Wait until `what()` is true; on failure all logs are shown."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -83,7 +83,7 @@ class Federation:
         logs = "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
         raise AssertionError(f"it did not come to that within {seconds} s\n{logs}")
 
-    def finish(self, process: subprocess.Popen[str], seconds: float = 90) -> int:
+    def finish(self, process: subprocess.Popen[str], seconds: float = 300) -> int:
         """Wait for a process to end; its exit code."""
         self.wait_for(lambda: process.poll() is not None, seconds)
         return int(process.returncode)
