@@ -12,10 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedloom.data import dataset as datasets
 from fedloom.data.export import export
 from fedloom.data.split import split
 from fedloom.deploy.folder import init
+
+# Clients that are threads of one process share torch's number of threads; in processes each sets its own.
+torch.set_num_threads(1)
 
 BASE: dict[str, dict[str, Any]] = {
     "method": {"name": "fedavg"},

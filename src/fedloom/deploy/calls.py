@@ -27,7 +27,7 @@ METHOD = "/fedloom.Peer/Call"
 PIECE = 2**20
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.so_reuseport", 0), ("grpc.initial_reconnect_backoff_ms", 200),
            ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.keepalive_time_ms", 10_000),
-           ("grpc.keepalive_timeout_ms", 5_000), ("grpc.http2.max_pings_without_data", 0)]  # fmt: skip
+           ("grpc.keepalive_timeout_ms", 20_000), ("grpc.http2.max_pings_without_data", 0)]  # fmt: skip
 Answer = Callable[[str, str, dict[str, Any]], dict[str, Any]]  # caller's name, kind, body -> body
 
 

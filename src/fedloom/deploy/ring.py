@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -41,7 +42,7 @@ from fedloom.types import NEVER, Moment, Named, Outcome, Report, Server, Task, T
 
 __all__ = ["Peer", "join_peers"]
 
-PING = 2.0  # seconds in which a peer that is alive says so
+PING = 10.0  # seconds in which a busy peer says that it is alive; a dead one is known at once
 MADE = ("made round", "made stage")  # numbers of a report that stays with its maker: which one it was
 
 
@@ -290,7 +291,8 @@ class Peer:
                 self._keep(self.calls.call(self.names[rounds.index(max(rounds))], "notebook", {}, 30.0))
         book, roster, study = self.notebook, Circle(self), self.study
         self.say(f"{self.device.name} leads" + (f" from round {book['round'] + 1}" if book else ""))
-        gather(roster, 1 if book else least, self.say)
+        needed = max(1, ceil(study.engine.quorum * len(self.names)))  # no splinter goes on by itself
+        gather(roster, needed if book else max(least, needed), self.say)
         fixed = Deployment(**book["fixed"]) if book else fix(roster, study, None)
         world = RingWorld(
             study, *server_data(None, None, fixed.shape, fixed.class_names, len(roster)), normal=fixed.normal,
@@ -300,7 +302,7 @@ class Peer:
         store = self._open(world, fixed, book)
         roster.file = store.folder / STATUS
         seconds = study.engine.deadline
-        meet = Meeting(roster, study, fixed, world, self.say)
+        meet = Meeting(roster, study, fixed, world, self.say, needed)
         engine = Ring(roster, world, fixed.run, limit=0, deadline=seconds, arrivals=meet)
         engine.seconds = PATIENCE if seconds is None else seconds + GRACE
 

@@ -241,6 +241,7 @@ class Meeting:
     fixed: Deployment
     world: ServerWorld
     say: Say
+    least: int = 1
 
     def __call__(self) -> dict[str, np.ndarray]:
         """The fleet's columns as they are now."""
@@ -256,12 +257,12 @@ class Meeting:
                 if member.state == "refused":
                     self.say(f"{member.name} was refused: {member.reason}")
             columns = columns_of(self.roster, self.study)
-            if (~columns["absent"] & ~columns["excluded"]).any():
+            if (~columns["absent"] & ~columns["excluded"]).sum() >= self.least:
                 self.roster.write(now=True)
                 return columns
             if not waiting:
                 waiting = True
-                self.say("nobody is connected; waiting")
+                self.say("too few are connected; waiting")
             self.roster.write()
             time.sleep(0.2)
 
