@@ -8,19 +8,36 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedloom import network
 from fedloom.data import dataset as datasets
 from fedloom.data.export import export
 from fedloom.data.split import split
+from fedloom.deploy.device import Device
 from fedloom.deploy.folder import init
 
-# Clients that are threads of one process share torch's number of threads; in processes each sets its own.
+# Clients that are threads of one process share torch's number of threads and its generator, so one works at a time.
+# Real clients are processes, as in the tests that start some.
 torch.set_num_threads(1)
+ALONE = threading.RLock()
+
+
+def one_at_a_time(function: Any) -> Any:
+    def alone(*given: Any) -> Any:
+        with ALONE:
+            return function(*given)
+
+    return alone
+
+
+network.initialise = one_at_a_time(network.initialise)
+Device.answer = one_at_a_time(Device.answer)
 
 BASE: dict[str, dict[str, Any]] = {
     "method": {"name": "fedavg"},
@@ -146,8 +163,6 @@ def simulated(federation: Federation, out: Path, **sections: dict[str, Any]) -> 
 
 def together(federation: Federation, **options: Any) -> tuple[Any, list[str]]:
     """Server and clients as threads of this process, over real connections; the result, and what was said."""
-    import threading
-
     from fedloom.deploy.join import join
     from fedloom.deploy.serve import serve
 
@@ -192,8 +207,6 @@ def tensors_of(result: Any) -> dict[str, Any]:
 
 def peers(federation: Federation, **options: Any) -> tuple[list[Any], list[str]]:
     """All clients as peers in threads of this process; the folders they give back, and what was said."""
-    import threading
-
     from fedloom.deploy.join import join
 
     folder, said, found = federation.folder, [], []

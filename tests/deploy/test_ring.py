@@ -33,7 +33,7 @@ def equal(federation, tmp_path):
 
 def test_fedrkd_among_peers_equals_its_simulation(tmp_path):
     said = equal(Federation(tmp_path, method={"name": "fedrkd"}, model={"name": "lenet5"}), tmp_path)
-    assert "client_0 leads" in said
+    assert any(line.endswith(" leads") for line in said)
 
 
 @pytest.mark.slow
