@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RunError", "choose", "oxford"]
+__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RunError", "Unfit", "choose", "oxford"]
 
 
 class FedloomError(Exception):
@@ -21,6 +21,10 @@ class InputError(FedloomError):
     exit_code = 2
 
 
+class Unfit(InputError):
+    """A method that cannot do what a study asks of it, though each of the two is sound: it does not suit the fleet."""
+
+
 class RunError(FedloomError):
     """A run could not go on (quorum lost, a worker that cannot be started)."""
 
@@ -32,8 +36,8 @@ class ClientError(FedloomError):
 class Interrupted(FedloomError):
     """The user stopped a run; everything up to its last finished round is safe in `folder`."""
 
-    def __init__(self, folder: Path, signal_number: int) -> None:
-        super().__init__(f"stopped; nothing is lost. Go on with: fedloom resume {folder}")
+    def __init__(self, folder: Path, signal_number: int, how: str = "") -> None:
+        super().__init__(f"stopped; nothing is lost. {how or f'Go on with: fedloom resume {folder}'}")
         self.folder = folder
         self.exit_code = 128 + signal_number  # as shells do
 

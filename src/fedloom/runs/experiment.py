@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from multiprocessing import parent_process
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from fedloom.errors import Interrupted
+from fedloom.errors import Interrupted, RunError
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.method import Method
 from fedloom.registry import find
@@ -21,7 +22,7 @@ from fedloom.runs.evaluation import costs, evaluate, summarise
 from fedloom.runs.schedule import rate
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
-from fedloom.runs.store import Store
+from fedloom.runs.store import FAILURE, Store
 from fedloom.runs.world import World, world_of
 from fedloom.types import Named, Server, Train
 
@@ -33,8 +34,13 @@ TIMES = 20  # evaluations and checkpoints a run, about, unless the study says ot
 
 def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
     """Run a study from its last checkpoint to its end; gives the summary."""
-    with _arithmetic(world.study.engine.device, world.study.engine.precision), _engine(store, world) as engine:
-        return Experiment(store, world, engine).run(watch)
+    precision = _arithmetic(world.study.engine.device, world.study.engine.precision)
+    with store.claimed(), precision, _engine(store, world) as engine:
+        try:
+            return Experiment(store, world, engine).run(watch)
+        except RunError as error:
+            store.write(FAILURE, {"sentence": str(error)})
+            raise
 
 
 @contextmanager
@@ -55,8 +61,10 @@ def _arithmetic(device: str, precision: str) -> Iterator[None]:
 @contextmanager
 def _engine(store: Store, world: World) -> Iterator[Engine]:
     chosen = world.study.engine
-    # A second process pays off only where there is a second core, a second client and no faster device.
-    several = chosen.device == "cpu" and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
+    # A second process pays off only where there is a second core, a second client and no faster device; a run that is
+    # itself one of several leaves the other cores to its neighbours.
+    alone = chosen.device == "cpu" and parent_process() is None
+    several = alone and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
     name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
     # Called as `start` and `resume` do, so that the world they built is found and not built again.
     factory = partial(world_of, world.study.model_dump_json(), *([store.split_file] if world.restored else []))

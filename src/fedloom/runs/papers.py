@@ -1,15 +1,16 @@
 """Published tables as studies: `papers/NAME.toml`, one file a table or figure.
 
 title, source and measure say what is reproduced; [study] holds the sections all cells share, [rows] and [columns] what
-each changes, [published] the printed numbers (rows of columns), and [scales] how much of it is run: `smoke` takes
-seconds, `small` minutes on two cores, `paper` is the published set-up. A scale may change sections, seeds, rows and
-columns, and says in `differs` what is not as published.
+each changes, [published] the printed numbers (rows of columns; where there are several measures, of measures), and
+[scales] how much of it is run: `smoke` takes seconds, `small` minutes on two cores, `paper` is the published set-up. A
+scale may change sections, seeds, rows and columns (a list of names, or names with sections of their own that go on top
+of the row's or column's), and says in `differs` what is not as published.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +32,8 @@ class Scale(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     study: dict[str, Any] = {}
-    rows: list[str] | None = None
-    columns: list[str] | None = None
+    rows: list[str] | dict[str, dict[str, Any]] | None = None
+    columns: list[str] | dict[str, dict[str, Any]] | None = None
     seeds: Annotated[int, Field(ge=1)] = 1
     takes: str = ""
     differs: str = ""
@@ -45,12 +46,26 @@ class Paper(BaseModel):
 
     title: str
     source: str
-    measure: str = "global_accuracy"
+    measure: str | list[str] = "global_accuracy"
+    paper: str = ""  # the heading under which docs/results.md shows it; by default the first word of the file's name
+    note: str = ""  # what a reader of the numbers should know
     study: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]]
     columns: dict[str, dict[str, Any]] = {"": {}}
-    published: dict[str, dict[str, float]] = {}
+    published: dict[str, dict[str, float | dict[str, float]]] = {}
     scales: dict[str, Scale]
+
+    @property
+    def measures(self) -> list[str]:
+        """The numbers that are compared."""
+        return [self.measure] if isinstance(self.measure, str) else self.measure
+
+    def printed(self, row: str, column: str, measure: str) -> float | None:
+        """The published number, if there is one; a bare number belongs to the first measure."""
+        found = self.published.get(row, {}).get(column)
+        if isinstance(found, dict):
+            return found.get(measure)
+        return found if measure == self.measures[0] else None
 
 
 @dataclass(frozen=True)
@@ -98,23 +113,35 @@ def _check_names(path: Path, paper: Paper) -> None:
     for row, numbers in paper.published.items():
         if row not in paper.rows:
             raise choose(f"published row in {path}", row, paper.rows)
-        for column in numbers:
+        for column, found in numbers.items():
             if column not in paper.columns:
                 raise choose(f"published column in {path}", column, paper.columns)
+            for measure in found if isinstance(found, dict) else ():
+                if measure not in paper.measures:
+                    raise choose(f"published measure in {path}", measure, paper.measures)
 
 
-def grid_of(published: Published, scale: str) -> Grid:
-    """The runs of a table at a scale."""
+def grid_of(published: Published, scale: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Grid:
+    """The runs of a table at a scale; of all of them, or of some rows and columns."""
     paper = published.paper
     if scale not in paper.scales:
         raise choose(f"scale of '{published.name}'", scale, paper.scales)
     chosen = paper.scales[scale]
-    rows, columns = _some(paper.rows, chosen.rows, "row"), _some(paper.columns, chosen.columns, "column")
-    return Grid(merged(paper.study, chosen.study), rows, columns, range(chosen.seeds), str(published.path))
+    return Grid(
+        merged(paper.study, chosen.study),
+        _some(_some(paper.rows, chosen.rows, "row"), list(rows) or None, "row"),
+        _some(_some(paper.columns, chosen.columns, "column"), list(columns) or None, "column"),
+        range(chosen.seeds),
+        str(published.path),
+    )
 
 
-def _some(all_of: Mapping[str, Any], names: list[str] | None, what: str) -> dict[str, Any]:
-    for name in names or ():
+def _some(
+    all_of: Mapping[str, Any], chosen: list[str] | dict[str, dict[str, Any]] | None, what: str
+) -> dict[str, dict[str, Any]]:
+    """The chosen ones, each with its own sections on top."""
+    for name in chosen or ():
         if name not in all_of:
             raise choose(what, name, all_of)
-    return {name: all_of[name] for name in (all_of if names is None else names)}
+    names = all_of if chosen is None else chosen
+    return {name: merged(all_of[name], chosen[name] if isinstance(chosen, dict) else {}) for name in names}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedloom.runs.store import Store
+from fedloom.runs.study import Study
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +43,16 @@ class Result:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The lines of `metrics` (one a round) or `clients` (one a task)."""
         return self._store.rows(name)
+
+    @property
+    def study(self) -> Study:
+        """What was asked for."""
+        return self._store.begun()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine."""
+        return self._store.read("environment.json") or {}
 
     def table(self) -> pandas.DataFrame:
         """The summary as a table of one row."""

@@ -21,7 +21,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
-from fedloom.errors import InputError
+from fedloom.errors import InputError, Unfit
 from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
@@ -99,7 +99,7 @@ class World:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
         weak, name = int((self.columns["capacity"] < 1).sum()), self.study.method.name
         if weak and not self.method.adapts and self.study.fleet.weak == "refuse":
-            raise InputError(
+            raise Unfit(
                 f"{name} sends whole models, but {weak} of {self.study.fleet.clients} devices of fleet "
                 f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
                 "(pretend they can), or use a method that cuts"
@@ -111,9 +111,7 @@ class World:
                 "--set data.public=1000"
             )
         if self.columns["excluded"].all():
-            raise InputError(
-                f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
-            )
+            raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
 
     @cached_property
     def trainer(self) -> Reference:
