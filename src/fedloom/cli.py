@@ -50,6 +50,7 @@ STUDY_OPTIONS: dict[str, Any] = {
 }
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[STUDY.toml] [METHOD]...", show_default=False)]
+Jobs = Annotated[int, typer.Option(min=0, help="Runs at the same time; 0: as many as the machine allows.")]
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
 
 
@@ -114,6 +115,7 @@ def compare(
     what: Words = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
     baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+    jobs: Jobs = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods over several seeds; repeat the command to go on after an interruption."""
@@ -133,31 +135,40 @@ def compare(
         {name: {"method": {"name": name}} for name in methods},
         seeds=range(first, first + seeds),
         origin=str(file or ""),
+        lenient=True,
     )
     from fedloom.report.grids import run_shown
 
     out = options["out"] or Path("runs") / f"compare-{grid.name}"
-    run_shown(grid, Path(out), as_json=as_json, baseline=baseline)
+    run_shown(grid, Path(out), as_json=as_json, baseline=baseline, jobs=jobs)
 
 
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A published table; see --list.")] = None,
     scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "small",
-    listed: Annotated[bool, typer.Option("--list", help="Show the tables there are.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show the tables there are, and how far they were run.")
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write all results so far as a page; runs nothing.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Run this row only; may be repeated.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Run this column only; may be repeated.")] = None,
     out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    jobs: Jobs = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a published table again and show both, side by side."""
-    from fedloom.report.grids import list_papers, reproduce_shown
+    from fedloom.report.published import list_papers, reproduce_shown, write_page
 
     if listed:
-        list_papers(as_json)
+        list_papers(out, as_json)
+    elif page is not None:
+        write_page(page, out)
     elif name is None:
         raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
     else:
-        reproduce_shown(name, scale, out, device, as_json)
+        reproduce_shown(name, scale, out, device, as_json, rows=row or (), columns=column or (), jobs=jobs)
 
 
 @app.command()

@@ -1,11 +1,10 @@
-"""Grids while they run and when they are done: comparisons of methods, and published tables side by side."""
+"""Comparisons while they run and when they are done."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from rich.console import Console
 from fedloom.errors import FedloomError
 from fedloom.report.plots import curves
 from fedloom.report.progress import numbers_of
-from fedloom.report.tables import Rows, markdown, rich_table, spread
+from fedloom.report.statistics import verdict
+from fedloom.report.tables import NAMES, Rows, brief, markdown, measure_of, rich_table, spread, statistics_table
 from fedloom.runs.experiment import Watch
-from fedloom.runs.grid import Cell, Grid, merged, spreads
-from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
+from fedloom.runs.grid import Cell, Grid, Ran, spreads
 from fedloom.runs.result import Result
 
-__all__ = ["list_papers", "reproduce_shown", "run_shown"]
+__all__ = ["announced", "refuse", "run_shown"]
 
 Done = Sequence[tuple[Cell, Result]]
 Measures = dict[str, tuple[str, float]]  # head of a column -> number of the summary and its factor
@@ -35,6 +34,7 @@ COST: Measures = {
 }  # fmt: skip
 TO_TARGET: Measures = {
     "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),
+    "GMACs": ("macs_to_target", 1e-9),
 }  # fmt: skip
 
 
@@ -50,109 +50,83 @@ def announced(cell: Cell, number: int, count: int) -> Watch:
     return watch
 
 
-def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None = None) -> None:
-    """Run a comparison and show its table; table.md, table.json and curves.png are left in the folder."""
-    done, failures = grid.run(folder, announced)
+def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None = None, jobs: int = 0) -> None:
+    """Run a comparison and show its tables; they, curves and a report are left in the folder."""
+    ran = grid.run(folder, announced, jobs)
+    order = [row for row in dict.fromkeys([baseline, *grid.rows] if baseline else grid.rows) if row]
+    tables = _tables(ran, order)
+    measure = measure_of([result for _, result in ran.done])
+    tested = {row: by_seed(ran.done, row, measure) for row in order}
+    winner, sentence = verdict(tested, NAMES[measure])
+    if len(grid.seeds) > 1:
+        tables[f"{NAMES[measure]} over seeds"] = statistics_table(tested, baseline)
+    content = {
+        "seeds": list(grid.seeds), "baseline": baseline, "methods": _numbers(ran, order), "measure": measure,
+        "winner": winner, "verdict": sentence, "left_out": ran.left_out, "folder": str(folder),
+    }  # fmt: skip
+    (folder / "table.json").write_text(json.dumps(content, indent=1) + "\n")
+    text = "\n".join(f"### {title}\n\n{markdown('method', rows)}" for title, rows in tables.items())
+    (folder / "table.md").write_text(f"{text}\n{sentence}\n")
+    curves([result for cell, result in ran.done if cell.seed == grid.seeds[0]], folder / "curves.png")
+    if as_json:
+        sys.stdout.write(json.dumps(content) + "\n")
+    else:
+        console = Console()
+        for title, rows in tables.items():
+            console.print(f"\n[italic]{title}[/italic]")
+            console.print(rich_table("method", rows))
+        sys.stdout.write(f"\n{sentence}\n{_seeds(grid, ran, order)}; runs, tables, curves: {folder}\n")
+    for reason in ran.left_out.values():
+        sys.stderr.write(f"fedloom: not in the table: {reason}\n")
+    refuse(ran.failures)
+
+
+def _seeds(grid: Grid, ran: Ran, order: Sequence[str]) -> str:
+    words = [f"mean ± standard deviation over {len(grid.seeds)} seed(s)"]
+    for row in order:
+        ended = sum(cell.row == row for cell, _ in ran.done)
+        if ended < len(grid.seeds) and row not in ran.left_out:
+            words.append(f"{row}: {ended} only")
+    return "; ".join(words)
+
+
+def _sections(done: Done) -> dict[str, Measures]:
     sections = {"accuracy": ACCURACY, "cost of the whole run": COST}
     if any("rounds_to_target" in result.summary for _, result in done):
         sections["until the target accuracy"] = TO_TARGET
-    order = list(dict.fromkeys([baseline, *grid.rows] if baseline else grid.rows))
-    numbers: dict[str, dict[str, Any]] = {row: {} for row in order}
+    return sections
+
+
+def _tables(ran: Ran, order: Sequence[str]) -> dict[str, Rows]:
     tables: dict[str, Rows] = {}
-    for title, measures in sections.items():
+    for title, measures in _sections(ran.done).items():
         tables[title] = {row: {} for row in order}
         for head, (measure, scale) in measures.items():
-            for row, _, found in spreads(done, measure):
-                tables[title][row][head] = spread(found, scale)
+            for row, _, found in spreads(ran.done, measure):
+                text = spread(found, scale) if measures is ACCURACY else brief(found, scale)
+                runs = sum(cell.row == row for cell, _ in ran.done)
+                if measures is TO_TARGET and found is not None and len(found.values) < runs:
+                    text += f" ({len(found.values)} of {runs} runs)"  # those that never reached it are in no mean
+                tables[title][row][head] = text
+    return tables
+
+
+def _numbers(ran: Ran, order: Sequence[str]) -> dict[str, dict[str, Any]]:
+    numbers: dict[str, dict[str, Any]] = {row: {} for row in order}
+    for measures in _sections(ran.done).values():
+        for measure, _ in measures.values():
+            for row, _, found in spreads(ran.done, measure):
                 numbers[row][measure] = None if found is None else list(found.values)
-    content = {"seeds": list(grid.seeds), "baseline": baseline, "methods": numbers, "folder": str(folder)}
-    (folder / "table.json").write_text(json.dumps(content, indent=1) + "\n")
-    text = "\n".join(f"### {title}\n\n{markdown('method', rows)}" for title, rows in tables.items())
-    (folder / "table.md").write_text(text)
-    curves([result for cell, result in done if cell.seed == grid.seeds[0]], folder / "curves.png")
-    if as_json:
-        sys.stdout.write(json.dumps(content) + "\n")
-        _refuse(failures)
-        return
-    console = Console()
-    for title, rows in tables.items():
-        console.print(f"\n[italic]{title}[/italic]")
-        console.print(rich_table("method", rows))
-    sys.stdout.write(f"\nmean ± standard deviation over {len(grid.seeds)} seed(s)")
-    for row in order:
-        ended = sum(cell.row == row for cell, _ in done)
-        if ended < len(grid.seeds):
-            sys.stdout.write(f"; {row}: {ended} only")
-    sys.stdout.write(f"; runs, tables, curves: {folder}\n")
-    _refuse(failures)
+    return numbers
 
 
-def _refuse(failures: Sequence[str]) -> None:
+def by_seed(done: Done, row: str, measure: str) -> dict[int, float]:
+    """A number of the runs of a row, by seed; seeds whose run has none are left out."""
+    found = {cell.seed: result.summary.get(measure) for cell, result in done if cell.row == row}
+    return {seed: float(value) for seed, value in found.items() if value is not None}
+
+
+def refuse(failures: Sequence[str]) -> None:
     """A grid with a failed run has failed, however good the rest of its table is."""
     if failures:
         raise FedloomError("\n".join(f"{failure}; it is not in the table" for failure in failures))
-
-
-def list_papers(as_json: bool) -> None:
-    """All published tables with their source and what each scale takes."""
-    known = [read_paper(name) for name in find_papers()]
-    if as_json:
-        listed = [{"name": each.name, **each.paper.model_dump(exclude={"study", "rows", "columns"})} for each in known]
-        sys.stdout.write(json.dumps(listed) + "\n")
-        return
-    rows: Rows = {}
-    for each in known:
-        scales = each.paper.scales
-        takes = {scale: scales[scale].takes or "yes" if scale in scales else "-" for scale in SCALES}
-        rows[each.name] = {"title": each.paper.title, "source": each.paper.source, **takes}
-    Console().print(rich_table("name", rows))
-
-
-def reproduce_shown(name: str, scale: str, out: Path, device: str | None, as_json: bool) -> None:
-    """Run a published table at a scale; result.md and result.json are left in its folder."""
-    published = read_paper(name)
-    grid = grid_of(published, scale)
-    if device is not None:
-        grid = replace(grid, base=merged(grid.base, {"engine": {"device": device}}))
-    folder = out / f"{published.name}-{scale}"
-    done, failures = grid.run(folder, announced)
-    content, rows = _side_by_side(published, scale, done)
-    text = _document(published, scale, markdown("", rows))
-    (folder / "result.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "result.md").write_text(text)
-    if as_json:
-        sys.stdout.write(json.dumps(content) + "\n")
-        _refuse(failures)
-        return
-    Console().print(rich_table("", rows))
-    sys.stdout.write(f"{published.paper.scales[scale].differs or 'as published'}\nresult: {folder / 'result.md'}\n")
-    _refuse(failures)
-
-
-def _side_by_side(published: Published, scale: str, done: Done) -> tuple[dict[str, Any], Rows]:
-    """Measured numbers with the printed ones behind them."""
-    paper = published.paper
-    cells: list[dict[str, Any]] = []
-    rows: Rows = {}
-    for row, column, found in spreads(done, paper.measure):
-        printed = paper.published.get(row, {}).get(column)
-        factor = 100 if "accuracy" in paper.measure else 1
-        text = spread(found, factor)
-        if printed is not None:
-            text += f" ({printed:g})" if found is None else f" ({printed:g}, {factor * found.mean - printed:+.2f})"
-        rows.setdefault(row, {})[column or paper.measure] = text
-        values = None if found is None else [factor * value for value in found.values]
-        cells.append({"row": row, "column": column, "measured": values, "published": printed})
-    content = {"name": published.name, "scale": scale, "measure": paper.measure, "cells": cells}
-    return content | {"differs": paper.scales[scale].differs, "source": paper.source}, rows
-
-
-def _document(published: Published, scale: str, table: str) -> str:
-    paper = published.paper
-    chosen = paper.scales[scale]
-    return (
-        f"## {paper.title}\n\n{paper.source}. Scale `{scale}`, {chosen.seeds} seed(s); {paper.measure}: mean and "
-        f"standard deviation, with the published number and the difference in brackets.\n\n{table}\n"
-        f"What differs from the published set-up: {chosen.differs or 'nothing that the paper states'}.\n\n"
-        f"Made by `fedloom reproduce {published.asked} --scale {scale}`.\n"
-    )

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from fedloom.report.statistics import Estimate, against, estimate
 from fedloom.runs.grid import Spread
 
-__all__ = ["Rows", "markdown", "percent", "quantity", "rich_table", "spread", "summary_table"]
+if TYPE_CHECKING:
+    from fedloom.runs.result import Result
 
+__all__ = [
+    "NAMES",
+    "Rows",
+    "brief",
+    "interval",
+    "markdown",
+    "measure_of",
+    "percent",
+    "quantity",
+    "rich_table",
+    "spread",
+    "statistics_table",
+    "summary_table",
+]
+
+NAMES = {"global_accuracy": "global accuracy", "local_accuracy": "local accuracy"}
 Rows = dict[str, dict[str, str]]  # name of a row -> head of a column -> what stands there
 
 
@@ -70,6 +88,48 @@ def spread(found: Spread | None, scale: float = 1.0) -> str:
     return mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}"
 
 
+def brief(found: Spread | None, scale: float = 1.0) -> str:
+    """A mean in three digits, for costs, which hardly differ between seeds.
+
+    >>> brief(Spread((1234.0, 1236.0))), brief(Spread((0.5, 0.7)), 0.1), brief(None)
+    ('1235', '0.06', '-')
+    """
+    if found is None:
+        return "-"
+    mean = found.mean * scale
+    return f"{mean:.0f}" if abs(mean) >= 100 else f"{mean:.3g}"
+
+
+def measure_of(results: Sequence[Result]) -> str:
+    """What methods are judged by: the global model's accuracy, or the clients' own where some have no global model."""
+    everywhere = all(result.summary.get("global_accuracy") is not None for result in results)
+    return "global_accuracy" if everywhere else "local_accuracy"
+
+
+def statistics_table(numbers: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> Rows:
+    """Means with their intervals, and against a baseline the differences with theirs and corrected p-values."""
+    rows: Rows = {}
+    for name, values in numbers.items():
+        found = estimate(list(values.values())) if values else None
+        rows[name] = {"mean %": "-" if found is None else percent(found.mean), "95 % interval": interval(found)}
+    for each in against(numbers, baseline) if baseline else ():
+        rows[each.one] |= {
+            f"above {baseline}": f"{100 * each.estimate.mean:+.2f}",
+            "95 % interval ": interval(each.estimate),
+            "p (Holm)": "-" if each.corrected is None else f"{each.corrected:.3f}",
+        }
+    return rows
+
+
+def interval(found: Estimate | None) -> str:
+    """An interval in percent.
+
+    >>> interval(Estimate(0.5, (0.42, 0.58), 3))
+    '42.00 to 58.00'
+    """
+    return "-" if found is None or found.interval is None else " to ".join(percent(end) for end in found.interval)
+
+
 def _heads(rows: Rows) -> list[str]:
     return list(dict.fromkeys(head for row in rows.values() for head in row))
 
@@ -81,7 +141,7 @@ def rich_table(corner: str, rows: Rows) -> Table:
     table.add_column(corner)
     for head in heads:
         table.add_column(
-            head, justify="right" if all(row.get(head, "-")[:1] in "-0123456789" for row in rows.values()) else "left"
+            head, justify="right" if all(row.get(head, "-")[:1] in "-+0123456789" for row in rows.values()) else "left"
         )
     for name, row in rows.items():
         table.add_row(name, *(row.get(head, "-") for head in heads))
