@@ -252,6 +252,34 @@ def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt o
 
 
 @app.command()
+def report(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders that hold some.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+    baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+) -> None:
+    """Write one self-contained HTML file about some runs."""
+    from fedloom.report.html import write_report
+
+    sys.stdout.write(f"report: {write_report(run_dirs, out, baseline)}\n")
+
+
+@app.command()
+def board(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders that hold some.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = 8300,
+    host: Annotated[str, typer.Option(help="Who may see it: by default this machine alone.")] = "127.0.0.1",
+) -> None:
+    """Follow running studies on a local page that only reads."""
+    from fedloom.report.board import show_board
+
+    show_board(run_dirs, host, port)
+
+
+@app.command()
 def bench(name: Annotated[str, typer.Argument(help="What to measure: reference or engine.")] = "reference") -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:

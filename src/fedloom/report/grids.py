@@ -11,10 +11,24 @@ from typing import Any
 from rich.console import Console
 
 from fedloom.errors import FedloomError
+from fedloom.report.html import write_report
 from fedloom.report.plots import curves
 from fedloom.report.progress import numbers_of
 from fedloom.report.statistics import verdict
-from fedloom.report.tables import NAMES, Rows, brief, markdown, measure_of, rich_table, spread, statistics_table
+from fedloom.report.tables import (
+    ACCURACY,
+    COST,
+    NAMES,
+    TO_TARGET,
+    Measures,
+    Rows,
+    brief,
+    markdown,
+    measure_of,
+    rich_table,
+    spread,
+    statistics_table,
+)  # fmt: skip
 from fedloom.runs.experiment import Watch
 from fedloom.runs.grid import Cell, Grid, Ran, spreads
 from fedloom.runs.result import Result
@@ -22,20 +36,6 @@ from fedloom.runs.result import Result
 __all__ = ["announced", "refuse", "run_shown"]
 
 Done = Sequence[tuple[Cell, Result]]
-Measures = dict[str, tuple[str, float]]  # head of a column -> number of the summary and its factor
-ACCURACY: Measures = {
-    "global %": ("global_accuracy", 100), "local %": ("local_accuracy", 100), "worst %": ("worst_local_accuracy", 100),
-    "best %": ("best_global_accuracy", 100),
-}  # fmt: skip
-COST: Measures = {
-    "up MB": ("upload_bytes", 1e-6), "down MB": ("download_bytes", 1e-6), "GMACs": ("train_macs", 1e-9),
-    "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
-    "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
-}  # fmt: skip
-TO_TARGET: Measures = {
-    "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),
-    "GMACs": ("macs_to_target", 1e-9),
-}  # fmt: skip
 
 
 def announced(cell: Cell, number: int, count: int) -> Watch:
@@ -63,11 +63,13 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
     content = {
         "seeds": list(grid.seeds), "baseline": baseline, "methods": _numbers(ran, order), "measure": measure,
         "winner": winner, "verdict": sentence, "left_out": ran.left_out, "folder": str(folder),
+        "report": str(folder / "report.html"),
     }  # fmt: skip
     (folder / "table.json").write_text(json.dumps(content, indent=1) + "\n")
     text = "\n".join(f"### {title}\n\n{markdown('method', rows)}" for title, rows in tables.items())
     (folder / "table.md").write_text(f"{text}\n{sentence}\n")
     curves([result for cell, result in ran.done if cell.seed == grid.seeds[0]], folder / "curves.png")
+    page = write_report([result.folder for _, result in ran.done], folder / "report.html", baseline)
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
@@ -75,7 +77,7 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
         for title, rows in tables.items():
             console.print(f"\n[italic]{title}[/italic]")
             console.print(rich_table("method", rows))
-        sys.stdout.write(f"\n{sentence}\n{_seeds(grid, ran, order)}; runs, tables, curves: {folder}\n")
+        sys.stdout.write(f"\n{sentence}\n{_seeds(grid, ran, order)}; runs, tables, curves: {folder}\nreport: {page}\n")
     for reason in ran.left_out.values():
         sys.stderr.write(f"fedloom: not in the table: {reason}\n")
     refuse(ran.failures)

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from fedloom.runs.result import Result
 
 __all__ = [
+    "ACCURACY",
+    "COST",
     "NAMES",
+    "TO_TARGET",
+    "Measures",
     "Rows",
     "brief",
     "interval",
@@ -29,6 +33,20 @@ __all__ = [
 ]
 
 NAMES = {"global_accuracy": "global accuracy", "local_accuracy": "local accuracy"}
+Measures = dict[str, tuple[str, float]]  # head of a column -> number of the summary and its factor
+ACCURACY: Measures = {
+    "global %": ("global_accuracy", 100), "local %": ("local_accuracy", 100), "worst %": ("worst_local_accuracy", 100),
+    "best %": ("best_global_accuracy", 100),
+}  # fmt: skip
+COST: Measures = {
+    "up MB": ("upload_bytes", 1e-6), "down MB": ("download_bytes", 1e-6), "GMACs": ("train_macs", 1e-9),
+    "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
+    "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
+}  # fmt: skip
+TO_TARGET: Measures = {
+    "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),
+    "GMACs": ("macs_to_target", 1e-9),
+}  # fmt: skip
 Rows = dict[str, dict[str, str]]  # name of a row -> head of a column -> what stands there
 
 
