@@ -243,12 +243,27 @@ def show_partition(
 
 
 @app.command()
-def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt or FILE.safetensors")]) -> None:
-    """Write a run's final model as a file that plain torch loads."""
-    from fedloom.runs.export import export as write
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run; for trackers also one that holds several.")],
+    file: Annotated[Path | None, typer.Argument(help="FILE.pt or FILE.safetensors")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Address of an MLflow server, or a folder.")] = None,
+) -> None:
+    """Write a run's final model as a file that plain torch loads, or its numbers for TensorBoard or MLflow."""
+    if file is None and tensorboard is None and mlflow is None:
+        raise InputError("export needs a file (FILE.pt, FILE.safetensors), --tensorboard FOLDER or --mlflow ADDRESS")
+    if file is not None:
+        from fedloom.runs.export import export as write
 
-    line = write(run_dir, file)
-    sys.stdout.write(f"{file}: the state dict of {line}\n")
+        sys.stdout.write(f"{file}: the state dict of {write(run_dir, file)}\n")
+    if tensorboard is not None:
+        from fedloom.report.trackers import to_tensorboard
+
+        sys.stdout.write(f"{to_tensorboard([run_dir], tensorboard)} run(s); see: tensorboard --logdir {tensorboard}\n")
+    if mlflow is not None:
+        from fedloom.report.trackers import to_mlflow
+
+        sys.stdout.write(f"{to_mlflow([run_dir], mlflow)} run(s) in MLflow at {mlflow}\n")
 
 
 @app.command()
