@@ -317,16 +317,22 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:
     """Run with progress, then show the result."""
     from fedloom.report.progress import watching
-    from fedloom.report.tables import summary_table
+    from fedloom.report.tables import summary_table, until
 
     with watching(label, rounds) as watch:
         result = go(watch)
+    some = any(row["clients"] < result.summary["clients"] for row in result.rows("metrics"))
+    picture = result.fairness() if some else None
     if as_json:
         sys.stdout.write(json.dumps(result.summary) + "\n")
         return
     from rich.console import Console
 
     Console().print(summary_table([result.summary]))
+    if result.summary.get("target") is not None:
+        sys.stdout.write(f"{until(result.summary)}\n")
+    if picture is not None:
+        sys.stdout.write(f"who was chosen: {picture}\n")
     sys.stdout.write(f"run folder: {result.folder}\n")
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedloom import wire
-from fedloom.augment import Augmentation
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
@@ -39,7 +38,6 @@ class Client:
     test: Samples
     capacity: float = 1.0
     state: dict[str, Any] = field(default_factory=dict)
-    augment: Augmentation | None = None
 
     @property
     def samples(self) -> int:
@@ -96,10 +94,15 @@ class Client:
         if not 0 < count < len(rows):
             return self.train
         chosen = torch.randperm(len(rows), generator=self.generator(purpose))[:count]
-        return Samples(self.train.images, rows[chosen.to(rows.device)])
+        return replace(self.train, rows=rows[chosen.to(rows.device)])
 
     def plan(
-        self, parts: Sequence[Samples] = (), variants: int = 1, train: Train | None = None, purpose: str = "fit"
+        self,
+        parts: Sequence[Samples] = (),
+        variants: int = 1,
+        train: Train | None = None,
+        purpose: str = "fit",
+        shuffle: bool = True,
     ) -> Plan:
         """The batches of a fit: one of each part a step (default: the training part), drawn without replacement.
 
@@ -116,7 +119,9 @@ class Client:
         epoch = max(1, len(batches_of(parts[0].rows, train.batch_size)) // uses[id(parts[0])])
         number = train.steps if train.steps is not None else train.epochs * epoch
         pools = {id(part): self._pool(part, -(-number // epoch), generator) for part in parts}
-        streams = {key: _batches(pool, train.batch_size, generator, uses[key]) for key, (_, pool) in pools.items()}
+        streams = {
+            key: _batches(pool, train.batch_size, generator, uses[key], shuffle) for key, (_, pool) in pools.items()
+        }
         steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(number)]
         drawn = torch.randint(variants, (number,), generator=generator).tolist() if variants > 1 else [0] * number
         images, _ = pools[id(parts[0])]
@@ -124,10 +129,12 @@ class Client:
 
     def _pool(self, part: Samples, epochs: int, generator: torch.Generator) -> tuple[Images, list[Tensor]]:
         """Images to draw from and, epoch by epoch, their rows: the client's as they are, or augmented copies."""
-        if self.augment is None or part is not self.train:
-            return part.images, [part.rows]
-        own = part.rows.to(part.images.x.device)
-        copies = torch.cat([self.augment(part.images.x[own], generator) for _ in range(epochs)])
+        # Batch norm cannot train on a single sample, so a client that has but one sees it twice a batch.
+        rows = part.rows.repeat(2) if len(part) == 1 and self.network.norms else part.rows
+        if part.augment is None:
+            return part.images, [rows]
+        own = rows.to(part.images.x.device)
+        copies = torch.cat([part.augment(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)
         return images, [torch.arange(len(own)) + number * len(own) for number in range(epochs)]
 
@@ -135,11 +142,13 @@ class Client:
         return seed_of(self.seed, self.task.round, self.task.stage, self.id, purpose)
 
 
-def _batches(pool: Sequence[Tensor], size: int, generator: torch.Generator, uses: int) -> Iterator[Tensor]:
-    """Epoch after epoch over the pool's rows, each shuffled; after the last, the last again."""
+def _batches(
+    pool: Sequence[Tensor], size: int, generator: torch.Generator, uses: int, shuffle: bool
+) -> Iterator[Tensor]:
+    """Epoch after epoch over the pool's rows, each shuffled or in order; after the last, the last again."""
     for number in count():
         rows = pool[min(number, len(pool) - 1)]
-        batches = batches_of(rows[torch.randperm(len(rows), generator=generator)], size)
+        batches = batches_of(rows[torch.randperm(len(rows), generator=generator)] if shuffle else rows, size)
         # Batches of one step come from one permutation, so that they share no sample; with a single batch they must.
         yield from batches[: max(uses, len(batches) // uses * uses)]
 

@@ -49,6 +49,10 @@ class Sparse:
         flat[self.mask.reshape(-1)] = self.values
         return flat.reshape(self.shape)
 
+    def numel(self) -> int:
+        """How many elements travel."""
+        return self.values.numel()
+
     @property
     def nbytes(self) -> int:
         """Bytes of values and places together."""
@@ -77,6 +81,10 @@ class Ternary:
         """The tensor, exactly as it was encoded."""
         codes = _unpack_bits(self.packed, 4, torch.Size(self.shape).numel())
         return ((codes.to(self.scale.dtype) - 1) * self.scale).reshape(self.shape)
+
+    def numel(self) -> int:
+        """How many elements travel."""
+        return torch.Size(self.shape).numel()
 
     @property
     def nbytes(self) -> int:

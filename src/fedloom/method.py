@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -47,10 +47,17 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
+    validates: ClassVar[bool] = False  # whether clients need validation data
+
     @property
     def adapts(self) -> bool:
         """Whether weak devices get less to train than the whole model."""
         return not isinstance(self.cut, Whole)
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients normalise their images by statistics of their own, whatever the study says."""
+        return False
 
     tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
 
@@ -95,6 +102,10 @@ class Method:
         """The line of Python that builds what `adapt` makes of the model that `line` builds."""
         return line
 
+    def found(self, server: Server) -> dict[str, Any]:
+        """What a method that searches has found, in plain data for the summary; most search nothing."""
+        return {}
+
     def evaluated(self, server: Server, fleet: Fleet) -> Server:
         """The server as it is evaluated: what a share leaves out of training is asked for first."""
         return self.share.completed(server, fleet)
@@ -117,10 +128,10 @@ class Method:
         return self.cut(server.network, fleet.columns["capacity"][client], server.round, generator)
 
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
-        """What a client tells of a fit: its shared tensors. The others stay, proposed as its own."""
+        """What a client tells of a fit: its shared tensors. The others, and what it starts from, become its own."""
         private = self.share.private(client.network)
-        if private:
-            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in private}, where)
+        if kept := private | self.start.keeps(client.network):
+            client.keep({name: tensor for name, tensor in fit.tensors.items() if name in kept}, where)
         held_back = private | self.share.dropped(client.network)
         public = {name: tensor for name, tensor in fit.tensors.items() if name not in held_back}
         classes = client.classes if self.merge.by_class else None

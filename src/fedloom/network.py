@@ -83,6 +83,18 @@ class Network:
         )
 
     @cached_property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters layer by layer, from input to output; a norm belongs to the layer before it."""
+        layers: list[tuple[str, ...]] = []
+        for path, module in self.module.named_modules():
+            own = tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
+            if own and layers and isinstance(module, NORMS):
+                layers[-1] += own
+            elif own:
+                layers.append(own)
+        return tuple(layers)
+
+    @cached_property
     def units(self) -> Units:
         """Units that live and die together, found once from the model's graph."""
         return find_units(initialise(self.build, 0).float(), torch.zeros(2, *self.shape))

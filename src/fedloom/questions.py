@@ -7,18 +7,41 @@ from typing import Any
 
 from fedloom.client import Client
 from fedloom.readings import Accuracy
-from fedloom.types import Measure, Report, Task, Work
+from fedloom.types import Fitted, Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate"]
+__all__ = ["QUESTIONS", "evaluate", "loss", "remembered"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
-    """How good is the model you really use, on your own test part?"""
-    tensors = yield from method.final(client, task)
+    """How good is the model you really use (or the one you last trained, where that is kept), on your test part?"""
+    tensors = client.state.get("trained") or (yield from method.final(client, task))
     read = yield Measure(tensors, Accuracy(), client.test)
     count = float(read["samples"].sum())
     numbers = {"accuracy": float(read["right"].sum()) / count, "loss": float(read["loss"]) / count, "samples": count}
     return Report(numbers=numbers, weight=count)
 
 
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate}
+def loss(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
+    tensors = yield from method.final(client, task)
+    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
+    count = float(read["samples"].sum())
+    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
+
+
+def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
+    """The same work; the client keeps what it last trained, to be judged by it."""
+    half, answer = work(client, task), None
+    while True:
+        try:
+            asked = half.send(answer)
+        except StopIteration as stop:
+            report: Report = stop.value
+            return report
+        answer = yield asked
+        for each in answer if isinstance(answer, tuple) else (answer,):
+            if isinstance(each, Fitted):
+                client.state["trained"] = each.tensors
+
+
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}

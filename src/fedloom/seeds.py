@@ -6,12 +6,14 @@ order of clients see the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from zlib import crc32
 
 import numpy as np
 import torch
 
-__all__ = ["SERVER", "numpy_generator", "seed_of", "torch_generator"]
+__all__ = ["SERVER", "numpy_generator", "seed_of", "seeded", "torch_generator"]
 
 SERVER = -1  # the client number of draws that belong to no client
 
@@ -31,3 +33,19 @@ def numpy_generator(seed: int, round: int, stage: int, client: int, purpose: str
 def torch_generator(seed: int, round: int, stage: int, client: int, purpose: str) -> torch.Generator:
     """A torch generator of its own for this purpose, on the CPU."""
     return torch.Generator().manual_seed(seed_of(seed, round, stage, client, purpose))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """What a network draws itself (dropout) starts from a seed; the CPU's own numbers go on as if nothing had happened.
+
+    `torch.manual_seed` would also remember the call, with its stack, for every kind of device that is not in use yet.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)

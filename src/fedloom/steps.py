@@ -106,7 +106,8 @@ class Descent:
     """The usual step: gradient of the objective over one batch, clipped, given to the optimiser.
 
     `view` may narrow the tensors before the model sees them (FjORD's width of the step): what the step does not see, it
-    does not move, not by momentum or weight decay either.
+    does not move, not by momentum or weight decay either. `make` makes the model where what is trained is not the model
+    itself (mixing weights, a few layers of it), of it and of what is fixed; statistics of its norms are not kept.
     """
 
     objective: Objective
@@ -114,6 +115,7 @@ class Descent:
     clip: float | None = None
     view: View | None = None
     passes: float = 1
+    make: Callable[[Tensors, Fixed], Tensors] | None = None
 
     @classmethod
     def of(cls, objective: Objective, train: Train, view: View | None = None) -> Descent:
@@ -126,7 +128,13 @@ class Descent:
 
     def seen(self, tensors: Tensors, fixed: Fixed) -> Tensors:
         """The tensors that the model sees."""
-        return self.view(tensors) if self.view else tensors
+        tensors = self.view(tensors) if self.view else tensors
+        return self.make(tensors, fixed) if self.make else tensors
+
+    def loss(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """The objective as a function of what is trained."""
+        seen = still(self.make(tensors, fixed), model) if self.make else tensors
+        return self.objective(model, seen, batch, fixed)
 
     def __call__(
         self, model: Model, tensors: Tensors, slots: dict[str, Tensors], fixed: Fixed, batches: Sequence[Batch]
@@ -138,7 +146,7 @@ class Descent:
             for name, tensor in tensors.items():
                 tensor.requires_grad_(whole[name].requires_grad)
             slots = {k: self.view(slot) if slot.keys() <= whole.keys() else slot for k, slot in slots.items()}
-        grads, losses = model.grad(lambda current: self.objective(model, current, batches[0], fixed), tensors)
+        grads, losses = model.grad(lambda current: self.loss(model, current, batches[0], fixed), tensors)
         if self.clip is not None:
             clip_(grads, self.clip)
         self.optimizer.update(tensors, slots, grads, fixed["lr"])
@@ -149,8 +157,14 @@ class Descent:
         return losses
 
 
+def still(tensors: Tensors, model: Model) -> Tensors:
+    """The same model with copies of its buffers: a pass in training mode writes statistics, which do not count then."""
+    buffers = model.network.buffers
+    return {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
+
+
 def clip_(grads: Tensors, limit: float) -> None:
     """Scale all gradients together so that their joint norm is at most `limit` (as torch.nn.utils.clip_grad_norm_)."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads.values()]))
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads.values()))))
     scaled = torch._foreach_mul(list(grads.values()), (limit / (norm + 1e-6)).clamp(max=1.0))
     grads.update(zip(list(grads), scaled, strict=True))

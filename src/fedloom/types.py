@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedloom.encoding import Value
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 Where = Mapping[str, Tensor]  # units kept, per group of the model; groups that are not named are whole
 Fixed = Mapping[str, Any]  # what a step reads and does not change: tensors, or named sets of tensors
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]  # uint8 pictures and a generator to uint8 pictures
 Moment = tuple[int, int]  # (round, stage)
 NEVER: Moment = (-1, 0)
 T = TypeVar("T")
@@ -137,7 +139,7 @@ class Outcome:
             "peak_memory_bytes",
         )
         entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(prod(getattr(value, "shape", ())) for value in sent)}
+        return dict(numbers) | entry | {"parameters": sum(value.numel() for value in sent)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,23 +162,29 @@ class Images:
 
     x: Tensor
     y: Tensor
-    mean: Tensor  # (C, 1, 1), on the scale 0..1
+    mean: Tensor  # (C, 1, 1), on the scale 0..1; with `origin` one of them each origin
     std: Tensor
     own: bool = False  # made for one fit (augmented copies), not shared by all clients
+    origin: Tensor | None = None  # per row whose numbers normalise it, where images of several origins are tested
 
     def batch(self, rows: Tensor) -> Batch:
         """The named rows, normalised, in the type of `mean`."""
         rows = rows.to(self.x.device)
         scaled = self.x[rows].to(self.mean.dtype)
-        return Batch(scaled.div_(255).sub_(self.mean).div_(self.std), self.y[rows])
+        mean, std = self.mean, self.std
+        if self.origin is not None:
+            of = self.origin[rows]
+            mean, std = mean[of], std[of]
+        return Batch(scaled.div_(255).sub_(mean).div_(std), self.y[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Some rows of a set of images: a client's training, validation or test part."""
+    """Some rows of a set of images: a client's training, validation or test part; training images are augmented."""
 
     images: Images
     rows: Tensor
+    augment: Augmentation | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -199,6 +207,11 @@ class Plan:
     variants: Sequence[int]
     epoch: int  # how many steps make the first epoch
     seed: int  # for what a step draws itself, such as dropout
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Per step, how large its batches are."""
+        return [tuple(part.shape[0] for part in step) for step in self.steps]
 
 
 class Model(Protocol):

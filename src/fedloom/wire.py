@@ -11,7 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ Class = TypeVar("Class", bound=type)
 PLAIN = (str, int, float, bool, type(None))
 TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TYPES}
+KINDS = {dtype: name for name, dtype in DTYPES.items()}
 
 
 BROKEN = (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)  # of bytes
@@ -49,35 +50,36 @@ def travels(cls: Class) -> Class:
 
 def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = "") -> Any:
     """Replace tensors by the marks `keep` gives them; tuples, dataclasses and dicts of other keys by tagged lists."""
-
-    def inner(item: Any, key: object) -> Any:
-        return _flatten(item, keep, f"{path}/{key}" if path else str(key))
-
     if isinstance(tree, PLAIN):
         return tree
     if isinstance(tree, Tensor):
         return {"~tensor": keep(_sendable(tree.detach()), path)}
+    above = f"{path}/" if path else ""
+    if isinstance(tree, dict):
+        if all(isinstance(key, str) and not key.startswith("~") for key in tree):
+            return {key: _flatten(item, keep, above + key) for key, item in tree.items()}
+        pairs = [
+            [_flatten(key, keep, f"{above}key"), _flatten(item, keep, f"{above}{key}")] for key, item in tree.items()
+        ]
+        return {"~dict": pairs}
+    if isinstance(tree, list):
+        return [_flatten(item, keep, f"{above}{place}") for place, item in enumerate(tree)]
+    if isinstance(tree, tuple):
+        return {"~tuple": [_flatten(item, keep, f"{above}{place}") for place, item in enumerate(tree)]}
     if isinstance(tree, np.ndarray):
         return {"~array": keep(_sendable(torch.from_numpy(tree.copy(order="C"))), path)}
     if isinstance(tree, np.generic):
         return tree.item()
-    if isinstance(tree, list):
-        return [inner(item, place) for place, item in enumerate(tree)]
-    if isinstance(tree, tuple):
-        return {"~tuple": [inner(item, place) for place, item in enumerate(tree)]}
-    if isinstance(tree, dict):
-        if all(isinstance(key, str) and not key.startswith("~") for key in tree):
-            return {key: inner(item, key) for key, item in tree.items()}
-        return {"~dict": [[inner(key, "key"), inner(item, key)] for key, item in tree.items()]}
     if is_dataclass(tree) and type(tree).__name__ in known:
-        return {"~" + type(tree).__name__: [inner(getattr(tree, field.name), field.name) for field in fields(tree)]}
+        names = tree.__dataclass_fields__
+        return {"~" + type(tree).__name__: [_flatten(getattr(tree, name), keep, above + name) for name in names]}
     raise TypeError(
         f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them"
     )
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    if tensor.dtype not in DTYPES.values():
+    if tensor.dtype not in KINDS:
         raise TypeError(f"a tensor of {tensor.dtype} cannot travel; use one of {', '.join(DTYPES)}")
     return tensor
 
@@ -112,7 +114,7 @@ def _frame(tree: Any) -> tuple[bytes, list[Tensor]]:
         return len(tensors) - 1
 
     skeleton = _flatten(tree, keep)
-    kinds = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
+    kinds = [[KINDS[tensor.dtype], list(tensor.shape)] for tensor in tensors]
     return json.dumps([kinds, skeleton], separators=(",", ":")).encode(), tensors
 
 

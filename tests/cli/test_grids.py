@@ -374,5 +374,5 @@ def test_a_target_that_only_some_runs_reach_says_so(command):
     words = ["compare", "fedavg", *SMALL, "--rounds", 4, "--seeds", 3, "--set", target, "--out", "with"]
     reached = sum(accuracy >= accuracies[2] for accuracy in accuracies)
     shown = command(*words)
-    assert f"({reached} of 3 runs)" in " ".join(shown.out.split())
+    assert f"({reached} of 3)" in " ".join(shown.out.split())
     assert len(command(*words, "--json").last["methods"]["fedavg"]["macs_to_target"]) == reached

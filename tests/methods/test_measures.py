@@ -61,7 +61,7 @@ def test_to_target_without_a_global_model_is_about_the_clients_own():
 def entry(client, loss=None, samples=None, failed="", **more):
     numbers = {} if loss is None else {"loss": loss, "samples": samples}
     costs_of_one = {"upload_bytes": 1, "download_bytes": 2, "macs": 3, "parameters": 10 * (client + 1)}
-    return {"client": client, "failed": failed} | costs_of_one | numbers | more
+    return {"client": client, "failed": failed, "job": "work"} | costs_of_one | numbers | more
 
 
 def test_costs_of_a_round():
@@ -72,6 +72,13 @@ def test_costs_of_a_round():
         "mean_forward_macs": (1 / 10 + 1 / 30) / 2,
     }  # fmt: skip
     assert costs([], 0.0, 0)["train_loss"] is None
+
+
+def test_a_question_of_the_round_costs_traffic_and_is_no_training():
+    ledger = [entry(0, 1.0, 10), entry(1, 9.0, 90, job="loss")]
+    found = costs(ledger, 1.0, 0)
+    assert (found["train_loss"], found["clients"], found["mean_parameters"]) == (1.0, 1, 10)
+    assert (found["upload_bytes"], found["download_bytes"]) == (2, 4)
 
 
 @pytest.fixture

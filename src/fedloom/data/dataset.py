@@ -43,6 +43,8 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     natural: bool = False
     """Natural images: a horizontal flip keeps the label."""
+    group_levels: Ints | None = None
+    """(groups, C, 256) pixels per grey level, where a group's training images are known but not kept."""
 
     def __post_init__(self) -> None:
         said = f"data set '{self.name}'"

@@ -14,6 +14,7 @@ import numpy as np
 from fedloom.data.dataset import HELD_OUT_SEED, Dataset, stratified
 from fedloom.data.folders import mnist_m
 from fedloom.data.idx import mnist
+from fedloom.data.levels import count_levels
 from fedloom.data.mat import svhn
 from fedloom.data.render import synth_digits
 from fedloom.data.usps import usps
@@ -60,4 +61,5 @@ def digits_five(
         class_names=tuple(string.digits),
         groups=np.repeat(np.concatenate([numbers, numbers]), [len(of) for _, of in chosen]),
         group_names=tuple(DOMAINS),
+        group_levels=np.stack([np.broadcast_to(count_levels(part.x[: part.trained]), (3, 256)) for part in parts]),
     )

@@ -7,24 +7,28 @@ themselves, and write the samples' losses into another table, so that a whole fi
 host neither waits nor copies. Machines of equal signature are kept and used again in later rounds; ten clients of five
 widths are ten machines on ten streams.
 
-What is not captured: measures (large batches, the reference does them), and steps that cannot be hashed or captured;
-the log says so once.
+Measures are captured too, by a *gauge*: one batch's sums as a graph, replayed for every client that asks the same. A
+batch size is captured when it comes the third time; until then, and for readings that carry tensors, the reference
+does it. Steps that cannot be hashed or captured run step by step, and the log says so once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
-from fedloom.engine.stacked import Stack, room, signature, stackable, timetable, wasted
+from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
-from fedloom.types import Fit, Fitted, Images, Request, Step, Tensors
+from fedloom.types import Fit, Fitted, Images, Measure, Request, Step, Tensors
 
 __all__ = ["Graphs"]
 
@@ -33,6 +37,7 @@ STREAMS = 16
 SIDE_BY_SIDE = 32  # machines of one signature; more clients run in waves
 STACK_BELOW = 2_000_000  # forward MACs a sample: smaller networks gain by stacking, larger ones by streams
 STACK_FROM = 8  # clients
+GRAPHS_KEPT = 64  # batch sizes that a gauge captures
 Kind = tuple[int, tuple[int, ...], bool]  # variant, batch sizes, masked
 
 
@@ -45,7 +50,7 @@ class Machine:
         first = fits[0]
         self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
         self.model = Eager(network, training=True)
-        images = first.plan.images
+        images = shared_images(fits) if self.stacked else first.plan.images
         x, y = images.x, images.y
         if images.own:
             x, y = x.new_zeros(room(images), *x.shape[1:]), y.new_zeros(room(images))
@@ -72,16 +77,21 @@ class Machine:
         self, fits: Sequence[Fit], orders: Mapping[tuple[int, ...], Tensor], masks: Mapping[tuple[int, ...], Tensor]
     ) -> None:
         """Copy a fit (or K of them) into the static memory."""
-        for name, tensor in self.tensors.items():
-            sources = [fit.tensors[name].detach() for fit in fits]
-            tensor.copy_(torch.stack(sources) if self.stacked else sources[0])
+        if self.stacked:
+            for name, tensor in self.tensors.items():
+                torch.stack([fit.tensors[name].detach() for fit in fits], out=tensor.detach())
+        else:
+            _copy(
+                [tensor.detach() for tensor in self.tensors.values()],
+                [fits[0].tensors[name].detach() for name in self.tensors],
+            )
         _copy([t for slot in self.slots.values() for t in slot.values()],
               [t for slot in self.first_slots.values() for t in slot.values()])  # fmt: skip
         for name, value in self.fixed.items():
             own = [fit.fixed[name] for fit in fits]
             for target, part in _pairs(value, own[0] if not self.stacked or name == "lr" else _stacked(own)):
                 target.copy_(part)
-        images = fits[0].plan.images
+        images = shared_images(fits) if self.stacked else fits[0].plan.images
         if images.own:
             self.images.x[: len(images.x)].copy_(images.x)
             self.images.y[: len(images.y)].copy_(images.y)
@@ -147,14 +157,84 @@ def _pairs(static: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
+    pairs = list(zip(targets, sources, strict=True))
+    # One type a call: a mixed list is copied tensor by tensor.
+    for dtype in dict.fromkeys(target.dtype for target in targets):
+        alike = [pair for pair in pairs if pair[0].dtype == dtype]
+        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+
+
+class Gauge:
+    """Static memory and captured sums of one batch for measures of one kind: equal shapes, reading and images."""
+
+    def __init__(self, network: Network, first: Measure) -> None:
+        images = first.samples.images
+        self.what, self.model = first.what, Eager(network, training=first.what.training)
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self.tensors = {name: tensor.detach().clone() for name, tensor in first.tensors.items()}
+        self.images = replace(images, mean=images.mean.clone(), std=images.std.clone())
+        self.given: Tensors = {}  # the model that the static tensors hold now
+        self.sums: Tensors = {}
+        self.rows: dict[int, Tensor] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.seen: dict[int, int] = {}
+
+    def ready(self, measure: Measure) -> bool:
+        """Whether all its batch sizes are captured, or worth it now."""
+        sizes = {len(rows) for rows in batches_of(measure.samples.rows, measure.batch_size)}
+        for size in sizes - self.graphs.keys():
+            self.seen[size] = self.seen.get(size, 0) + 1
+        return all(size in self.graphs or self.seen[size] > 2 for size in sizes) and len(self.graphs) < GRAPHS_KEPT
+
+    @torch.no_grad()
+    def read(self, measure: Measure) -> Tensors:
+        """The sums over all batches, as the reference gives them."""
+        main, images = torch.cuda.current_stream(), measure.samples.images
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            self.images.mean.copy_(images.mean)
+            self.images.std.copy_(images.std)
+            batches = [rows.pin_memory() for rows in batches_of(measure.samples.rows, measure.batch_size)]
+            for rows in batches:
+                if len(rows) not in self.graphs:
+                    self._load(measure.tensors)
+                    self._capture(rows)
+            if any(self.given.get(name) is not tensor for name, tensor in measure.tensors.items()):
+                self._load(measure.tensors)
+            for total in self.sums.values():
+                total.zero_()
+            for rows in batches:
+                self.rows[len(rows)].copy_(rows, non_blocking=True)
+                self.graphs[len(rows)].replay()
+            found = {name: total.clone() for name, total in self.sums.items()}
+        main.wait_stream(self.stream)
+        return found
+
+    def _load(self, tensors: Tensors) -> None:
+        names = list(self.tensors)
+        _copy([self.tensors[name] for name in names], [tensors[name].detach() for name in names])
+        # Buffers are written in training mode, so such a model is copied again for the next measure.
+        self.given = {} if self.what.training else dict(tensors)
+
+    def _capture(self, rows: Tensor) -> None:
+        size = len(rows)
+        self.rows[size] = rows.to(self.images.x.device)
+        for _ in range(2):
+            read = self.what(self.model, self.tensors, self.images.batch(self.rows[size]))
+        for name, value in read.items():
+            self.sums.setdefault(name, torch.zeros_like(value))
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
+                self.sums[name].add_(value)
+        self.graphs[size], self.given = graph, {}
 
 
 class _Job:
     """Some fits on their way through a machine."""
 
-    def __init__(self, numbers: list[int], fits: list[Fit]) -> None:
+    def __init__(self, numbers: list[int], fits: list[Fit], beats: Sequence[Beat] = ()) -> None:
         self.numbers, self.fits, self.kinds = numbers, fits, list[Kind]()
         self.orders: dict[tuple[int, ...], Tensor] = {}
         self.masks: dict[tuple[int, ...], Tensor] = {}
@@ -162,14 +242,14 @@ class _Job:
         masks: dict[tuple[int, ...], list[Tensor]] = {}
         everybody = torch.ones(len(fits), dtype=torch.bool)
         if len(fits) > 1:
-            for size, table, active in timetable([fit.plan for fit in fits]):
+            for size, table, active in beats:
                 rows.setdefault((size,), []).append(table)
                 masks.setdefault((size,), []).append(everybody if active is None else active)
                 self.kinds.append((0, (size,), active is not None))
         else:
-            for step, variant in zip(fits[0].plan.steps, fits[0].plan.variants, strict=True):
-                sizes = tuple(len(part) for part in step)
-                rows.setdefault(sizes, []).append(torch.cat(step))
+            plan = fits[0].plan
+            for step, sizes, variant in zip(plan.steps, plan.sizes, plan.variants, strict=True):
+                rows.setdefault(sizes, []).append(torch.cat(step) if len(step) > 1 else step[0])
                 masks.setdefault(sizes, []).append(everybody)
                 self.kinds.append((variant, sizes, False))
         self.orders = {sizes: torch.stack(each).pin_memory() for sizes, each in rows.items()}
@@ -178,10 +258,7 @@ class _Job:
 
     def _weights(self, sizes: tuple[int, ...], mask: Tensor) -> Tensor:
         """Which beats count for each fit, and which of those lie in its first epoch: (2, beats, fits)."""
-        first = [
-            sum(tuple(len(part) for part in step) == sizes for step in fit.plan.steps[: fit.plan.epoch])
-            for fit in self.fits
-        ]
+        first = [fit.plan.sizes[: fit.plan.epoch].count(sizes) for fit in self.fits]
         early = mask & (mask.long().cumsum(0) <= torch.tensor(first))
         return torch.stack([mask, early]).double().pin_memory()
 
@@ -201,6 +278,8 @@ class Graphs(Reference):
         self.stack = stack
         self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
         self._machines: dict[tuple[object, ...], list[Machine]] = {}
+        self._next_stream = cycle(self._streams)
+        self._gauges: dict[tuple[object, ...], Gauge | None] = {}
         self._said: set[str] = set()
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
@@ -211,6 +290,8 @@ class Graphs(Reference):
             if isinstance(request, Fit) and (key := self._key(request)) is not None:
                 groups.setdefault(key, []).append(number)
         jobs = [(key, job) for key, numbers in groups.items() for job in self._jobs(numbers, requests)]
+        # The longest first: the last to begin should not be the last to end by much.
+        jobs.sort(key=lambda each: -self._cost(each[1].fits[0]))
         while jobs:
             wave, jobs, used = jobs, [], dict[tuple[object, ...], int]()
             now = []
@@ -228,6 +309,9 @@ class Graphs(Reference):
                 self._say(f"a step could not be captured and runs step by step: {str(error).splitlines()[0]}")
                 for full in used:
                     self._machines.pop(full, None)
+        for number, request in enumerate(requests):
+            if isinstance(request, Measure) and (read := self._read(request)) is not None:
+                answers[number] = read
         alone = [number for number in range(len(requests)) if number not in answers]
         answers |= dict(zip(alone, super().solve([requests[number] for number in alone]), strict=True))
         return [answers[number] for number in range(len(requests))]
@@ -242,6 +326,26 @@ class Graphs(Reference):
         # The rate is copied into static memory: another one needs no other machine.
         return key[:-1]
 
+    def _read(self, measure: Measure) -> Tensors | None:
+        """The sums by a gauge of this kind of measure, once it is worth capturing; None: not yet, or it cannot be."""
+        fields = vars(measure.what).values()
+        if not len(measure.samples) or not all(isinstance(value, bool | int | float | str) for value in fields):
+            return None
+        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
+        images = measure.samples.images
+        key = (measure.what, shapes, images.x.data_ptr(), images.mean.shape, images.origin is None)
+        if key not in self._gauges:
+            self._gauges[key] = Gauge(self.network, measure)
+        gauge = self._gauges[key]
+        if gauge is None or not gauge.ready(measure):
+            return None
+        try:
+            return gauge.read(measure)
+        except RuntimeError as error:
+            self._gauges[key] = None
+            self._say(f"{type(measure.what).__name__} could not be captured: {str(error).splitlines()[0]}")
+            return None
+
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
@@ -252,15 +356,16 @@ class Graphs(Reference):
         small = self.network.macs(fits[0].tensors) < STACK_BELOW if stackable(fits[0]) else False
         if self.stack and small and len(fits) >= STACK_FROM and all(stackable(fit) for fit in fits):
             plans = [fit.plan for fit in fits]
-            if wasted(plans, timetable(plans)) <= 2:
-                return [_Job(numbers, fits)]
+            beats = timetable(plans)
+            if wasted(plans, beats) <= 2:
+                return [_Job(numbers, fits, beats)]
         return [_Job([number], [fit]) for number, fit in zip(numbers, fits, strict=True)]
 
     def _machine(self, key: tuple[object, ...], place: int, job: _Job) -> Machine:
         machines = self._machines.setdefault(key, [])
         if place < len(machines) and machines[place].steps >= job.steps:
             return machines[place]
-        stream = self._streams[(len(machines) + len(self._machines)) % STREAMS]
+        stream = machines[place].stream if place < len(machines) else next(self._next_stream)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             made = Machine(self.network, job.fits, stream, max(64, 1 << (job.steps - 1).bit_length()))
@@ -271,20 +376,21 @@ class Graphs(Reference):
         begin, main = perf_counter(), torch.cuda.current_stream()
         for machine, job in now:
             machine.stream.wait_stream(main)
-            with torch.cuda.stream(machine.stream):
-                machine.load(job.fits, job.orders, job.masks)
-                missing = [kind for kind in dict.fromkeys(job.kinds) if kind not in machine.graphs]
-                for kind in missing:
-                    machine.capture(kind)
-                if missing:
+            if missing := [kind for kind in dict.fromkeys(job.kinds) if kind not in machine.graphs]:
+                with torch.cuda.stream(machine.stream):
                     machine.load(job.fits, job.orders, job.masks)
+                    for kind in missing:
+                        machine.capture(kind)
+        done: list[Tensors] = []
+        sums: list[Tensor] = []
+        # Step by step through the clients: all of one client's replays in a row would leave the other streams idle.
         for number in range(max((len(job.kinds) for _, job in now), default=0)):
             for machine, job in now:
                 if number < len(job.kinds):
                     with torch.cuda.stream(machine.stream):
+                        if number == 0:
+                            machine.load(job.fits, job.orders, job.masks)
                         machine.graphs[job.kinds[number]].replay()
-        done: list[Tensors] = []
-        sums: list[Tensor] = []
         for machine, job in now:
             with torch.cuda.stream(machine.stream):
                 tensors, total = self._unload(machine, job)
@@ -300,15 +406,16 @@ class Graphs(Reference):
         }
 
     def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
-        sizes = [len(rows[0]) for rows in fit.plan.steps]
+        sizes = [each[0] for each in fit.plan.sizes]
         samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
-        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit, steps), seconds)
+        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds)
 
     @torch.no_grad()
     def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:
         """Each fit's tensors; and the sums of losses and of early squared losses, one column a fit."""
-        done = {name: tensor.detach().clone() for name, tensor in machine.tensors.items()}
+        static = {name: tensor.detach() for name, tensor in machine.tensors.items()}
+        done = {name: torch.empty_like(tensor) for name, tensor in static.items()}
+        _copy(list(done.values()), list(static.values()))
         clients = len(job.fits)
         total = torch.zeros(2, clients, dtype=torch.float64, device=self.network.device)
         for sizes, weights in job.weights.items():

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
+from fedloom.seeds import seeded
 from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
 
 __all__ = ["Eager", "Reference"]
@@ -72,8 +73,7 @@ class Reference:
             tensor.requires_grad_()
         slots = steps[0].slots(trained)
         losses: list[Tensor] = []
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(plan.seed)
+        with seeded(plan.seed, self.network.device), torch.no_grad():
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
                 if self.deadline is not None and perf_counter() - start > self.deadline:
                     raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
@@ -84,16 +84,17 @@ class Reference:
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
         done = {name: tensor.detach() for name, tensor in tensors.items()}
         seconds = perf_counter() - start
-        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit, steps), seconds)
+        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds)
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
 
-    def _cost(self, fit: Fit, steps: Sequence[Step]) -> int:
+    def _cost(self, fit: Fit) -> int:
         """Multiply-accumulates of all passes; a backward pass costs two forward ones."""
+        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
-        counted = zip(fit.plan.steps, fit.plan.variants, strict=True)
-        return round(sum(3 * forward[variant] * len(rows[0]) for rows, variant in counted))
+        counted = zip(fit.plan.sizes, fit.plan.variants, strict=True)
+        return round(sum(3 * forward[variant] * sizes[0] for sizes, variant in counted))
 
     @torch.no_grad()
     def _measure(self, measure: Measure) -> Tensors:
@@ -104,8 +105,7 @@ class Reference:
             # Training mode writes running statistics; a measure leaves its tensors alone.
             tensors = {name: t.clone() if name in self.network.buffers else t for name, t in tensors.items()}
         sums: Tensors = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # dropout in training mode
+        with seeded(0, self.network.device):  # dropout in training mode
             for rows in batches_of(measure.samples.rows, measure.batch_size):
                 read = measure.what(model, tensors, measure.samples.images.batch(rows))
                 sums = {name: sums[name] + value for name, value in read.items()} if sums else read

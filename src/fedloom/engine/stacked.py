@@ -12,7 +12,7 @@ On a GPU the batched step is captured (`engine/graphs.py`); on a CPU it runs as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedloom.engine.reference import Eager, Reference
 from fedloom.network import Network
+from fedloom.seeds import seeded
 from fedloom.steps import Descent
 from fedloom.types import Batch, Fit, Fitted, Images, Plan, Request, Tensors
 
@@ -33,7 +34,7 @@ def stackable(fit: Fit) -> bool:
     """Whether a fit's step can run for many clients at once: a plain descent with one batch a step."""
     if not isinstance(fit.step, Descent) or fit.step.view is not None or fit.plan.images.own:
         return False
-    return all(len(rows) == 1 for rows in fit.plan.steps)
+    return all(len(sizes) == 1 for sizes in fit.plan.sizes)
 
 
 def signature(fit: Fit) -> tuple[object, ...]:
@@ -62,17 +63,18 @@ def timetable(plans: Sequence[Plan]) -> list[Beat]:
     beats: list[Beat] = []
     for number in range(max(len(plan.steps) for plan in plans)):
         rows = [plan.steps[number][0] if number < len(plan.steps) else None for plan in plans]
-        for size in sorted({len(row) for row in rows if row is not None}, reverse=True):
-            active = torch.tensor([row is not None and len(row) == size for row in rows])
-            spare = next(row for row in rows if row is not None and len(row) == size)
-            stacked = torch.stack([row if row is not None and len(row) == size else spare for row in rows])
-            beats.append((size, stacked, None if bool(active.all()) else active))
+        sizes = [plan.sizes[number][0] if number < len(plan.steps) else 0 for plan in plans]
+        for size in sorted({*sizes} - {0}, reverse=True):
+            spare = rows[sizes.index(size)]
+            stacked = [row if own == size else spare for row, own in zip(rows, sizes, strict=True)]
+            active = None if sizes.count(size) == len(plans) else torch.tensor([own == size for own in sizes])
+            beats.append((size, torch.stack([row for row in stacked if row is not None]), active))
     return beats
 
 
 def wasted(plans: Sequence[Plan], beats: Sequence[Beat]) -> float:
     """How many times more samples the batched steps compute than the plans ask for."""
-    needed = sum(len(rows[0]) for plan in plans for rows in plan.steps)
+    needed = sum(sizes[0] for plan in plans for sizes in plan.sizes)
     return sum(size * len(plans) for size, _, _ in beats) / max(1, needed)
 
 
@@ -118,17 +120,15 @@ class Stack:
         return losses
 
     def _step(self, images: Images, rows: Tensor) -> Tensor:
-        joint, clients = self.joint, len(rows)
-        flat = images.batch(rows.reshape(-1))
-        x, y = (part.reshape(*rows.shape, *part.shape[1:]) for part in (flat.x, flat.y))
+        joint, clients, batch = self.joint, len(rows), images.batch(rows)
         shared = {name: value for name, value in joint.fixed.items() if name not in joint.each}
 
         def one(tensors: Tensors, own: dict[str, Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            return joint.step.objective(self.model, tensors, Batch(x, y), {**shared, **own})
+            return joint.step.loss(self.model, tensors, Batch(x, y), {**shared, **own})
 
         own = {name: joint.fixed[name] for name in joint.each}
         with torch.enable_grad():
-            totals, losses = torch.vmap(one, randomness="different")(self.tensors, own, x, y)
+            totals, losses = torch.vmap(one, randomness="different")(self.tensors, own, batch.x, batch.y)
             leaves = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
             found = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
         grads = dict(zip(leaves, found, strict=True))
@@ -137,6 +137,13 @@ class Stack:
                 _clip_each(grads, joint.step.clip, clients)
             joint.step.optimizer.update(self.tensors, self.slots, grads, joint.fixed["lr"])
         return losses.detach()
+
+
+def shared_images(fits: Sequence[Fit]) -> Images:
+    """The images that all fits draw from, with each client's own mean and deviation: (K, 1, C, 1, 1)."""
+    each = [fit.plan.images for fit in fits]
+    mean, std = (torch.stack([getattr(images, name) for images in each])[:, None] for name in ("mean", "std"))
+    return replace(each[0], mean=mean, std=std)
 
 
 def stack_fixed(fits: Sequence[Fit]) -> tuple[dict[str, Any], frozenset[str]]:
@@ -193,11 +200,10 @@ class Stacked(Reference):
         return [answers[number] for number in range(len(requests))]
 
     def _together(self, fits: Sequence[Fit], beats: Sequence[Beat]) -> list[Fitted]:
-        begin, images = perf_counter(), fits[0].plan.images
+        begin, images = perf_counter(), shared_images(fits)
         stack = Stack(self.network, fits)
         losses: list[list[Tensor]] = [[] for _ in fits]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fits[0].plan.seed)
+        with seeded(fits[0].plan.seed, self.network.device):
             for _, rows, active in beats:
                 device = self.network.device
                 found = stack.advance(images, rows.to(device), None if active is None else active.to(device))
@@ -206,6 +212,5 @@ class Stacked(Reference):
         seconds = (perf_counter() - begin) / len(fits)
         done = [{name: t[client].detach().clone() for name, t in stack.tensors.items()} for client in range(len(fits))]
         return [
-            gathered(fit, done[client], losses[client], self._cost(fit, [stack.joint.step]), seconds)
-            for client, fit in enumerate(fits)
+            gathered(fit, done[client], losses[client], self._cost(fit), seconds) for client, fit in enumerate(fits)
         ]

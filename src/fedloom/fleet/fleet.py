@@ -6,7 +6,7 @@ a round learns of them is held back until the round is over: an interrupted roun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, Protocol
@@ -19,9 +19,10 @@ from fedloom.client import Client, States
 from fedloom.encoding import dense
 from fedloom.errors import RunError
 from fedloom.fleet.clock import seconds_of
+from fedloom.fleet.traces import presence
 from fedloom.network import Network
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Task, Tensors, Train, Where
+from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors, Train, Where
 
 __all__ = ["Engine", "Fleet"]
 
@@ -61,26 +62,30 @@ class Fleet:
         names: tuple[Named, Named],
         quorum: float = 0.5,
         deadline: float | None = None,
+        shown: Callable[[Server], Tensors] = lambda server: server.tensors,
     ) -> None:
         self.columns = dict(columns)
         self.size = len(self.columns["samples"])
-        last = dict(zip(("round", "stage"), NEVER, strict=True)) | dict.fromkeys(LEARNED, np.nan)
+        last = dict(zip(("round", "stage", "asked"), (*NEVER, NEVER[0]), strict=True)) | dict.fromkeys(LEARNED, np.nan)
         self.columns |= {name: np.full(self.size, value) for name, value in last.items()}
         self.engine, self.network, self.home, self.seed = engine, network, home, seed
-        self.quorum, self.deadline = quorum, deadline
+        self.quorum, self.deadline, self.shown = quorum, deadline, shown
         self.method, self.model = names
         self.begin(0, Train())
 
-    def begin(self, round: int, train: Train) -> None:
-        """Forget what an unfinished round left, and start this one."""
+    def begin(self, round: int, train: Train, now: float = 0.0) -> None:
+        """Forget what an unfinished round left, and start this one, `now` virtual seconds into the run."""
         self.round, self.stage, self.train = round, 0, train
         self.ledger: list[dict[str, Any]] = []
         self.failed: list[Failure] = []
-        self.elapsed = 0.0  # virtual seconds
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
+        self._slow: set[int] = set()  # asked in vain until the deadline
+        out = self.columns.get("excluded", np.zeros(self.size, bool))
+        # Virtual seconds spent: at first, waiting for somebody who may train.
+        self.elapsed, self._leaves = presence(self.columns, now, out)
         chance = self.columns.get("availability", np.ones(self.size))
         drawn = self.generator("availability").random(self.size) if chance.min() < 1 else np.zeros(self.size)
-        late = np.where(self.columns.get("excluded", np.zeros(self.size, bool)), np.inf, drawn / chance)
+        late = np.where(out | (self._leaves <= self.elapsed), np.inf, drawn / chance)
         # A round that would begin with nobody waits for the first who comes.
         self.available = np.flatnonzero(late < max(1.0, np.nextafter(late.min(), np.inf)))
 
@@ -90,7 +95,9 @@ class Fleet:
             self.columns["round"][client], self.columns["stage"][client] = round, stage
             for name in numbers.keys() & LEARNED:
                 self.columns[name][client] = numbers[name]
-        self._news = {}
+        self.columns["seconds"][sorted(self._slow)] = self.deadline  # at least that
+        self.columns["asked"][sorted({entry["client"] for entry in self.ledger if entry["job"] == "work"})] = self.round
+        self._news, self._slow = {}, set()
 
     def generator(self, purpose: str, client: int = SERVER) -> np.random.Generator:
         """Random numbers for this purpose in this round and stage (NumPy)."""
@@ -163,16 +170,24 @@ class Fleet:
             if reason:
                 self._fail(outcome, "nonsense", reason)
                 continue
-            seconds = seconds_of(outcome, self.columns) if "speed" in self.columns else outcome.seconds
+            seconds = outcome.seconds  # measured; on devices that are simulated, computed
+            if "speed" in self.columns:
+                seconds = seconds_of(outcome, self.columns, self.generator("jitter", outcome.client))
             if outcome.job == "work":
-                if self.deadline is not None and seconds > self.deadline:
+                stays = self._leaves[outcome.client] - self.elapsed
+                if self.deadline is not None and min(seconds, stays) > self.deadline:
                     slowest = self.deadline
+                    self._slow.add(outcome.client)
                     self._fail(
                         outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
                     )
                     continue
-                slowest = max(slowest, seconds)
+                if seconds > stays:
+                    slowest = max(slowest, stays)
+                    self._fail(outcome, "dropped", f"left after {stays:.3g} of {seconds:.3g} virtual seconds")
+                    continue
                 self._news[outcome.client] = (self.round, self.stage), {**report.numbers, "seconds": seconds}
+            slowest = max(slowest, seconds)
             self.ledger.append(outcome.entry() | {"virtual_seconds": seconds, "failed": "", "reason": ""})
             answered += 1
             yield report

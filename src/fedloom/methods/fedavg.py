@@ -17,7 +17,7 @@ from fedloom.policies.cut import narrow
 from fedloom.policies.objective import Objective
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Plan, Report, Server, Task, Tensors, Work
+from fedloom.types import Fit, Plan, Report, Server, Step, Task, Tensors, Work
 
 
 @register("method", "fedavg", paper="McMahan et al., AISTATS 2017")
@@ -44,6 +44,10 @@ class FedAvg(Method):
         """What a local step reads and does not change."""
         return client.fixed()
 
+    def step(self, client: Client) -> Step:
+        """One local update."""
+        return Descent.of(self.loss(), client.task.train)
+
     def plan(self, client: Client) -> Plan:
         """The batches of the round."""
         return client.plan()
@@ -51,6 +55,5 @@ class FedAvg(Method):
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Algorithm 1, ClientUpdate."""
         tensors, where = yield from narrow(self.cut, client, (yield from self.start(client)))
-        step, fixed = Descent.of(self.loss(), task.train), self.fixed(client, tensors)
-        fit = yield Fit(tensors, step, self.plan(client), fixed)
+        fit = yield Fit(tensors, self.step(client), self.plan(client), self.fixed(client, tensors))
         return self.report(client, fit, where)

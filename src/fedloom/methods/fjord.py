@@ -9,6 +9,7 @@ weight decay shrink it), and statistics of batch norm are asked for at evaluatio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -64,7 +65,7 @@ class Narrow:
             if isinstance(places, int):
                 tensor = tensor.narrow(dim, 0, places)
             else:
-                tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
+                tensor = tensor.index_select(dim, _index(places, tensor.device))
         return tensor
 
     def back(self, tensors: Tensors, seen: Tensors) -> None:
@@ -73,10 +74,14 @@ class Narrow:
             if name in seen and any(not isinstance(places, int) for _, places in axes):
                 chosen = dict(axes)
                 rows = [chosen.get(dim, size) for dim, size in enumerate(tensors[name].shape)]
-                index = [torch.arange(row) if isinstance(row, int) else torch.tensor(row) for row in rows]
-                tensors[name][torch.meshgrid(*(each.to(tensors[name].device) for each in index), indexing="ij")] = seen[
-                    name
-                ]
+                index = [_index(row, tensors[name].device) for row in rows]
+                tensors[name][torch.meshgrid(*index, indexing="ij")] = seen[name]
+
+
+@lru_cache(maxsize=4096)
+def _index(places: Places, device: torch.device) -> Tensor:
+    """Positions as a tensor; made once, since a captured step cannot copy from the host."""
+    return torch.arange(places, device=device) if isinstance(places, int) else torch.tensor(places, device=device)
 
 
 @dataclass(frozen=True)

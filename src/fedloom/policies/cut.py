@@ -19,9 +19,10 @@ from fedloom.network import Network
 from fedloom.registry import find, register
 from fedloom.types import Measure, Reading, Tensors, Where, Work
 
-__all__ = ["Cut", "Prefix", "Random", "Rolling", "Scored", "Scores", "Whole", "narrow"]
+__all__ = ["Capacity", "Cut", "Prefix", "Random", "Rolling", "Scored", "Scores", "Whole", "narrow"]
 
 Scores = Mapping[str, Tensor]
+Capacity = float | Mapping[str, float]  # the share of units to keep: of every group, or group by group
 
 
 class Cut(Protocol):
@@ -36,7 +37,7 @@ class Cut(Protocol):
         """How many training samples it measures on; 0: all."""
 
     def __call__(
-        self, network: Network, capacity: float, round: int, generator: torch.Generator, scores: Scores | None = None
+        self, network: Network, capacity: Capacity, round: int, generator: torch.Generator, scores: Scores | None = None
     ) -> Where | None:
         """Kept units per group, ascending; None: the whole model."""
 
@@ -52,7 +53,7 @@ class ByServer:
         return None
 
     def __call__(
-        self, network: Network, capacity: float, round: int, generator: torch.Generator, scores: Scores | None = None
+        self, network: Network, capacity: Capacity, round: int, generator: torch.Generator, scores: Scores | None = None
     ) -> Where | None:
         """One choice a group, in the groups' order."""
         sizes = network.units.sizes
@@ -72,7 +73,7 @@ class Whole(ByServer):
     """Everybody trains the whole model."""
 
     def __call__(
-        self, network: Network, capacity: float, round: int, generator: torch.Generator, scores: Scores | None = None
+        self, network: Network, capacity: Capacity, round: int, generator: torch.Generator, scores: Scores | None = None
     ) -> Where | None:
         """No cut."""
         return None
@@ -113,7 +114,7 @@ class Rolling(ByServer):
 class Scored:
     """The client scores its units and keeps the best, or draws them with probability softmax(score / temperature)."""
 
-    score: Annotated[str, "activation, gradient, magnitude, or an import path of a reading"] = "activation"
+    score: Annotated[str, "activation, scale, gradient, magnitude, or an import path of a reading"] = "activation"
     temperature: Annotated[float, Ge(0), "0: the best units; large: any"] = 0.0
     samples: Annotated[int, Ge(0), "training samples that the client scores on; 0: all"] = 0
 
@@ -124,7 +125,7 @@ class Scored:
         return reading
 
     def __call__(
-        self, network: Network, capacity: float, round: int, generator: torch.Generator, scores: Scores | None = None
+        self, network: Network, capacity: Capacity, round: int, generator: torch.Generator, scores: Scores | None = None
     ) -> Where | None:
         """Draws without replacement in sequence are exactly the largest of score / T + Gumbel noise."""
         kept = network.units.kept(capacity)

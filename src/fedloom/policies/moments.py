@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -30,7 +29,7 @@ class NormMoments:
         def reader(path: str) -> Any:
             def read(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
                 h = inputs[0].transpose(0, 1).flatten(1).double()
-                count = torch.tensor(float(h.shape[1]), dtype=torch.float64, device=h.device)
+                count = h.new_full((), h.shape[1])
                 found = {"running_mean": h.sum(1), "running_var": h.square().sum(1), "count": count}
                 for name, value in found.items():  # a layer may be used more than once
                     sums[f"{path}.{name}"] = sums.get(f"{path}.{name}", 0) + value

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.network import NORMS
 from fedloom.registry import register
 from fedloom.types import Batch, Model, Tensors
-from fedloom.units import activations, gradients
+from fedloom.units import Units, activations, gradients
 
-__all__ = ["Activation", "Gradient", "Magnitude", "Predictions"]
+__all__ = ["Activation", "Gradient", "Magnitude", "Predictions", "Scale"]
 
 
 @register("score", "activation", paper="FedDSE")
@@ -26,6 +27,28 @@ class Activation:
         """Summed over the batch: the order of units is that of the mean."""
         network = model.network
         return activations(network.units, network.module, tensors, batch.x)
+
+
+@register("score", "scale", paper="Liu et al., Network slimming, ICCV 2017")
+@dataclass(frozen=True)
+class Scale:
+    """Magnitude of the scale by which a norm layer multiplies the unit; mean activation where a group has no norm."""
+
+    training: bool = True
+
+    def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
+        """Times the batch's samples, so that the mean over samples is the scale itself."""
+        network, sums = model.network, Activation(self.training)(model, tensors, batch)
+        row, seen = _row(network.units, batch.x), _row(network.units, batch.x)
+        for path, layer in network.module.named_modules():
+            name = f"{path}.weight"
+            if isinstance(layer, NORMS) and name in network.units.axes:
+                for axis in network.units.axes[name]:
+                    unit = axis.unit.to(row.device) % len(row)
+                    row.index_add_(0, unit, tensors[name].abs().to(row))
+                    seen.index_add_(0, unit, torch.ones_like(row[unit]))
+        scales, known = network.units.split(row[:-1] / seen[:-1]), network.units.split(seen[:-1] > 0)
+        return {group: torch.where(known[group], scales[group] * len(batch.y), score) for group, score in sums.items()}
 
 
 @register("score", "gradient", paper="FedGSE")
@@ -56,12 +79,17 @@ class Magnitude:
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """The same for every batch."""
         units = model.network.units
-        row = torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=batch.x.device)
+        row = _row(units, batch.x)
         for name in sorted(units.parameters & units.axes.keys()):
             for axis in units.axes[name]:
                 norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(axis.unit), -1).sum(1).double()
                 row.index_add_(0, axis.unit.to(row.device) % len(row), norms)
         return units.split(row[:-1])
+
+
+def _row(units: Units, x: Tensor) -> Tensor:
+    """One zero a unit, and one behind the last for positions of no unit."""
+    return torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=x.device)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedloom.policies import moments
 from fedloom.registry import register
 from fedloom.types import Server
 
-__all__ = ["AllTensors", "NotNorms", "Share", "Static"]
+__all__ = ["AllTensors", "NotNorms", "Parameters", "Share", "Static"]
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -61,6 +61,16 @@ class NotNorms(AllTensors):
     def private(self, network: Network) -> frozenset[str]:
         """All tensors of norm layers."""
         return network.norms
+
+
+@register("share", "parameters", paper="Zhang et al., FedALA, AAAI 2023")
+@dataclass(frozen=True)
+class Parameters(AllTensors):
+    """Parameters travel; buffers (statistics and counters of norm layers) stay with the client."""
+
+    def private(self, network: Network) -> frozenset[str]:
+        """All buffers."""
+        return network.buffers & frozenset(network.names)
 
 
 @register("share", "static", paper="Diao et al., HeteroFL, ICLR 2021")

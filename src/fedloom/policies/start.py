@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedloom.client import Client
+from fedloom.network import Network
 from fedloom.registry import register
 from fedloom.types import Tensors, Work
 
@@ -18,11 +19,18 @@ class Start(Protocol):
     def __call__(self, client: Client) -> Work[Tensors]:
         """The starting tensors, in the network's order."""
 
+    def keeps(self, network: Network) -> frozenset[str]:
+        """Names of the trained tensors that the client remembers for its next start."""
+
 
 @register("start", "replace")
 @dataclass(frozen=True)
 class Replace:
     """The received tensors replace the client's; those that never travel are its own."""
+
+    def keeps(self, network: Network) -> frozenset[str]:
+        """Nothing."""
+        return frozenset()
 
     def __call__(self, client: Client) -> Work[Tensors]:
         """Received and own tensors together, the own ones cut like the received."""

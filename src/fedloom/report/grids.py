@@ -19,7 +19,7 @@ from fedloom.report.tables import (
     ACCURACY,
     COST,
     NAMES,
-    TO_TARGET,
+    UNTIL,
     Measures,
     Rows,
     brief,
@@ -95,7 +95,7 @@ def _seeds(grid: Grid, ran: Ran, order: Sequence[str]) -> str:
 def _sections(done: Done) -> dict[str, Measures]:
     sections = {"accuracy": ACCURACY, "cost of the whole run": COST}
     if any("rounds_to_target" in result.summary for _, result in done):
-        sections["until the target accuracy"] = TO_TARGET
+        sections["until the target accuracy"] = UNTIL
     return sections
 
 
@@ -105,11 +105,7 @@ def _tables(ran: Ran, order: Sequence[str]) -> dict[str, Rows]:
         tables[title] = {row: {} for row in order}
         for head, (measure, scale) in measures.items():
             for row, _, found in spreads(ran.done, measure):
-                text = spread(found, scale) if measures is ACCURACY else brief(found, scale)
-                runs = sum(cell.row == row for cell, _ in ran.done)
-                if measures is TO_TARGET and found is not None and len(found.values) < runs:
-                    text += f" ({len(found.values)} of {runs} runs)"  # those that never reached it are in no mean
-                tables[title][row][head] = text
+                tables[title][row][head] = spread(found, scale) if measures is ACCURACY else brief(found, scale)
     return tables
 
 

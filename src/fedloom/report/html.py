@@ -18,7 +18,7 @@ from fedloom.errors import InputError, choose
 from fedloom.report.gather import Group, Run, common, groups_of, read_runs
 from fedloom.report.statistics import estimate, verdict
 from fedloom.report.svg import Point, Series, heat, lines, scatter
-from fedloom.report.tables import COST, NAMES, TO_TARGET, Rows, brief, interval, percent, quantity, statistics_table
+from fedloom.report.tables import COST, NAMES, UNTIL, Rows, brief, interval, percent, quantity, statistics_table
 from fedloom.runs.grid import Spread
 from fedloom.runs.study import Study
 
@@ -243,7 +243,7 @@ def _costs(groups: Sequence[Group], measure: str) -> Section:
         rows: Rows = {}
         for group in groups:
             reached = len(group.values("rounds_to_target"))
-            rows[group.label] = {h: brief(_spread(group, name), scale) for h, (name, scale) in TO_TARGET.items()}
+            rows[group.label] = {h: brief(_spread(group, name), scale) for h, (name, scale) in UNTIL.items()}
             rows[group.label]["runs that reached it"] = f"{reached} of {len(group.runs)}"
         said = " or ".join(f"{100 * target:g} %" for target in sorted(t for t in targets if t is not None))
         tables.append(_table(f"Until {said} accuracy", rows, note="Means over the runs that reached it."))

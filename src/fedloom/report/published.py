@@ -10,6 +10,8 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from rich.console import Console
 from fedloom.errors import InputError, Interrupted
 from fedloom.report.grids import announced, refuse
 from fedloom.report.tables import Rows, markdown, rich_table, spread
-from fedloom.runs.grid import Cell, Grid, Spread, merged
+from fedloom.runs.grid import Cell, Grid, Spread, merged, number_of
 from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
 from fedloom.runs.result import Result
 
 __all__ = ["list_papers", "reproduce_shown", "write_page"]
 
+Found = Sequence[tuple[Cell, Result]]
 # What does not change a result, or is named elsewhere.
 ASIDE = {"engine": None, "run": {"seed", "out", "checkpoint_every"}, "evaluate": None}
 PAGE = """# Results beside published numbers
@@ -122,7 +125,10 @@ def reproduce_shown(
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
-        Console().print(rich_table("", _table(content)))
+        for title, lines in _tables(content).items():
+            if title:
+                Console().print(f"\n[italic]{title}[/italic]")
+            Console().print(rich_table("", lines))
         sys.stdout.write(f"{content['differs'] or 'as published'}\nresult: {folder / 'result.md'}\n")
     refuse(ran.failures)
 
@@ -139,17 +145,20 @@ def _measured(published: Published, scale: str, folder: Path) -> dict[str, Any]:
     paper, grid = published.paper, grid_of(published, scale)
     found = grid.found(folder)
     ended = [(cell, result) for cell, result in found if result.summary.get("rounds") == cell.study.run.rounds]
-    cells = [
-        _cell(published, found, row, column, measure)
-        for row in grid.rows
-        for column in grid.columns
-        for measure in paper.measures
-    ]
+    cells = []
+    for table in paper.shown:
+        labels = {label: row for label, row in table.labels(paper.rows).items() if row in grid.rows}
+        columns = [column for column in grid.columns if column in (table.columns or [column])]
+        for (label, row), column in product(labels.items(), columns):
+            printed = table.published.get(label, {}).get(column, [nan] * len(table.measures))
+            for measure, said in zip(table.measures, printed, strict=True):
+                number = {"table": table.title, "row": label, "column": column, "measure": measure,
+                          "published": None if isnan(said) else said}  # fmt: skip
+                cells.append(number | _numbers(found, row, column, measure))
     return {
         "name": published.name, "asked": published.asked, "scale": scale, "title": paper.title, "source": paper.source,
-        "paper": paper.paper or published.name.partition("-")[0], "measure": paper.measure, "note": paper.note,
-        "differs": paper.scales[scale].differs, "changed": _changed(published, scale), "seeds": len(grid.seeds),
-        "takes": paper.scales[scale].takes,
+        "note": paper.note, "differs": paper.scales[scale].differs, "changed": _changed(published, scale),
+        "seeds": len(grid.seeds),
         "runs": {
             "done": len(ended), "of": len(grid.cells()),
             "rounds": sum(result.summary.get("rounds", 0) for _, result in found),
@@ -167,26 +176,20 @@ def _machine(result: Result) -> str:
     return ", ".join([*words, study.engine.precision])
 
 
-def _cell(published: Published, found: Found, row: str, column: str, measure: str) -> dict[str, Any]:
-    factor = 100 if "accuracy" in measure else 1
-    values: dict[int, float] = {}
-    unfinished = []
+def _numbers(found: Found, row: str, column: str, measure: str) -> dict[str, Any]:
+    """A measure of the runs of a cell: by seed for those that ended, with the round for those that did not."""
+    factor, values, unfinished = _kind(measure)[1], dict[int, float](), []
     for cell, result in found:
-        value = result.summary.get(measure)
-        if (cell.row, cell.column) != (row, column) or value is None:
+        if (cell.row, cell.column) != (row, column) or (value := number_of(result, measure)) is None:
             continue
         if result.summary["rounds"] == cell.study.run.rounds:
             values[cell.seed] = factor * value
         else:
-            reached = {"round": result.summary["rounds"], "of": cell.study.run.rounds}
-            unfinished.append({"seed": cell.seed, **reached, "value": factor * value})
-    return {
-        "row": row, "column": column, "measure": measure, "published": published.paper.printed(row, column, measure),
-        "measured": list(values.values()) or None, "seeds": list(values), "unfinished": unfinished,
-    }  # fmt: skip
-
-
-Found = Sequence[tuple[Cell, Result]]
+            reached = {"seed": cell.seed, "round": result.summary["rounds"], "of": cell.study.run.rounds}
+            unfinished.append(reached | {"value": factor * value})
+    ended = sum((cell.row, cell.column) == (row, column) and result.summary.get("rounds") == cell.study.run.rounds
+                for cell, result in found)  # fmt: skip
+    return {"measured": list(values.values()) or None, "seeds": list(values), "ended": ended, "unfinished": unfinished}
 
 
 def _changed(published: Published, scale: str) -> list[str]:
@@ -220,29 +223,51 @@ def _said(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def _table(content: Mapping[str, Any]) -> Rows:
-    """Measured numbers with the printed ones behind them."""
-    rows: Rows = {}
-    several = not isinstance(content["measure"], str)
-    for cell in content["cells"]:
-        head = ", ".join(filter(None, (cell["column"], cell["measure"] if several or not cell["column"] else "")))
-        rows.setdefault(cell["row"], {})[head] = _text(cell, content["seeds"])
-    return rows
+# How a measure is called beside a column, its factor, and whether a difference to a published number means something:
+# another clock and other messages do not compare.
+KINDS = {
+    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "accuracy": ("%", 100, True),
+    "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False), "seconds": ("virtual s", 1, False),
+    "train_macs": ("GMACs", 1e-9, True), "macs": ("MMACs", 1e-6, True), "parameters": ("k parameters", 1e-3, True),
+}  # fmt: skip
+
+
+def _kind(measure: str) -> tuple[str, float, bool]:
+    """The head of a measure's column, its factor, and whether it compares with a published number."""
+    name, at, target = measure.partition("@")
+    head, factor, compares = next((kind for word, kind in KINDS.items() if word in name), (measure, 1, True))
+    when = f" to {float(target):.0%}" if at else " to target" if "to_target" in name else ""
+    return head + (" a round" if "per_round" in name else when), factor, compares
+
+
+def _tables(content: Mapping[str, Any]) -> dict[str, Rows]:
+    """Measured numbers with the printed ones behind them, table by table."""
+    tables: dict[str, Rows] = {}
+    for title in dict.fromkeys(cell["table"] for cell in content["cells"]):
+        cells = [cell for cell in content["cells"] if cell["table"] == title]
+        one = len({cell["measure"] for cell in cells}) == 1
+        rows = tables.setdefault(title, {})
+        for cell in cells:
+            head = cell["column"] or cell["measure"] if one else f"{cell['column']} {_kind(cell['measure'])[0]}".strip()
+            rows.setdefault(cell["row"], {})[head] = _text(cell, content["seeds"])
+    return tables
 
 
 def _text(cell: Mapping[str, Any], seeds: int) -> str:
     printed, measured, unfinished = cell["published"], cell["measured"], cell["unfinished"]
+    apart = ""
     if measured:
-        found = Spread(tuple(measured))
+        found = Spread(tuple(measured), cell["ended"])
         text = spread(found)
-        if printed is not None:
-            text += f" ({printed:g}, {found.mean - printed:+.2f})"
-        return text if len(measured) == seeds else f"{text}, {len(measured)} of {seeds} seeds"
-    if unfinished:
+        if cell["ended"] < seeds:
+            text += f", {cell['ended']} of {seeds} seeds"
+        if printed is not None and _kind(cell["measure"])[2]:
+            apart = f", {found.mean - printed:+.2f}"
+    elif unfinished:
         text = "; ".join(f"{each['value']:.2f} at round {each['round']} of {each['of']}" for each in unfinished)
     else:
-        text = "not run"
-    return text if printed is None else f"{text} ({printed:g})"
+        text = "never" if cell["ended"] else "not run"
+    return text if printed is None else f"{text} ({printed:g}{apart})"
 
 
 def _document(content: Mapping[str, Any], level: int) -> str:
@@ -250,7 +275,10 @@ def _document(content: Mapping[str, Any], level: int) -> str:
     parts = [
         f"{'#' * level} {content['title']}",
         f"{content['source']}. Scale `{content['scale']}`, {content['seeds']} seed(s).",
-        markdown("", _table(content)).rstrip(),
+        *(
+            "\n\n".join(filter(None, (title and f"{'#' * (level + 1)} {title}", markdown("", rows).rstrip())))
+            for title, rows in _tables(content).items()
+        ),
         f"What differs from the published set-up: {content['differs'] or 'nothing that the paper states'}.",
     ]
     if content["changed"]:

@@ -17,7 +17,7 @@ __all__ = [
     "ACCURACY",
     "COST",
     "NAMES",
-    "TO_TARGET",
+    "UNTIL",
     "Measures",
     "Rows",
     "brief",
@@ -30,6 +30,7 @@ __all__ = [
     "spread",
     "statistics_table",
     "summary_table",
+    "until",
 ]
 
 NAMES = {"global_accuracy": "global accuracy", "local_accuracy": "local accuracy"}
@@ -43,8 +44,8 @@ COST: Measures = {
     "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
     "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
 }  # fmt: skip
-TO_TARGET: Measures = {
-    "rounds": ("rounds_to_target", 1), "MB": ("bytes_to_target", 1e-6), "virtual s": ("virtual_seconds_to_target", 1),
+UNTIL: Measures = {
+    "rounds": ("rounds_to_target", 1), "virtual s": ("virtual_seconds_to_target", 1), "MB": ("bytes_to_target", 1e-6),
     "GMACs": ("macs_to_target", 1e-9),
 }  # fmt: skip
 Rows = dict[str, dict[str, str]]  # name of a row -> head of a column -> what stands there
@@ -67,6 +68,20 @@ def quantity(number: float | None, unit: str = "") -> str:
         if abs(number) >= size:
             return f"{number / size:.3g} {prefix}{unit}"
     return f"{number:.3g} {unit}".rstrip()
+
+
+def until(summary: Mapping[str, Any]) -> str:
+    """What a run spent until it reached its target accuracy, in a sentence.
+
+    >>> spent = {"rounds_to_target": 7, "virtual_seconds_to_target": 41.5, "bytes_to_target": 3_000_000}
+    >>> until({"target": 0.8} | spent)
+    'reached 80 % after 7 rounds, 41.5 virtual seconds and 3 MB'
+    """
+    aim = f"{100 * summary['target']:g} %"
+    if summary["rounds_to_target"] is None:
+        return f"never reached {aim}"
+    rounds, seconds, spent = (summary[UNTIL[word][0]] for word in ("rounds", "virtual s", "MB"))
+    return f"reached {aim} after {rounds} rounds, {quantity(seconds)} virtual seconds and {quantity(spent, 'B')}"
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -94,16 +109,17 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def spread(found: Spread | None, scale: float = 1.0) -> str:
-    """Mean and standard deviation over seeds.
+    """Mean and standard deviation over seeds; of how many, where some runs do not have the number.
 
-    >>> spread(Spread((0.5, 0.7)), 100)
-    '60.00 ± 14.14'
+    >>> spread(Spread((0.5, 0.7)), 100), spread(Spread((12.0,), runs=3))
+    ('60.00 ± 14.14', '12.00 (1 of 3)')
     """
     if found is None:
         return "-"
     digits = 2 if abs(found.mean * scale) < 1000 else 0
     mean = f"{found.mean * scale:.{digits}f}"
-    return mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}"
+    some = f" ({len(found.values)} of {found.runs})" if found.runs > len(found.values) else ""
+    return (mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}") + some
 
 
 def brief(found: Spread | None, scale: float = 1.0) -> str:
@@ -115,7 +131,8 @@ def brief(found: Spread | None, scale: float = 1.0) -> str:
     if found is None:
         return "-"
     mean = found.mean * scale
-    return f"{mean:.0f}" if abs(mean) >= 100 else f"{mean:.3g}"
+    some = f" ({len(found.values)} of {found.runs})" if found.runs > len(found.values) else ""
+    return (f"{mean:.0f}" if abs(mean) >= 100 else f"{mean:.3g}") + some
 
 
 def measure_of(results: Sequence[Result]) -> str:

@@ -23,18 +23,22 @@ TO_TARGET = ("rounds_to_target", "bytes_to_target", "virtual_seconds_to_target",
 
 
 def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
-    """What the training of a round cost, from its ledger."""
-    done = [entry for entry in ledger if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
+    """What the training of a round cost, from its ledger: all that was sent and computed before it was evaluated."""
+    asked = [entry for entry in ledger if entry["job"] == "work"]
+    done = [entry for entry in asked if not entry["failed"] and {"loss", "samples"} <= entry.keys()]
     weight = sum(entry["samples"] for entry in done)
     return {
         "train_loss": sum(entry["loss"] * entry["samples"] for entry in done) / weight if weight else None,
         "mean_parameters": fmean(entry["parameters"] for entry in done) if done else None,
-        "mean_forward_macs": fmean(entry["macs"] / entry["samples"] / 3 for entry in done) if weight else None,
+        # A client that tried several models tells the cost of the one it sent.
+        "mean_forward_macs": fmean(entry.get("forward_macs", entry["macs"] / entry["samples"] / 3) for entry in done)
+        if weight
+        else None,
         "upload_bytes": sum(entry["upload_bytes"] for entry in ledger),
         "download_bytes": sum(entry["download_bytes"] for entry in ledger),
         "train_macs": sum(entry["macs"] for entry in ledger),
         "virtual_seconds": virtual_seconds,
-        "clients": len({entry["client"] for entry in ledger}),
+        "clients": len({entry["client"] for entry in asked}),
         "failures": failures,
     }
 
@@ -52,7 +56,7 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         row["global_loss"] = float(read["loss"] / samples.sum())
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
-    parts = {"model": method.evaluation(server)}
+    parts = {"model": fleet.shown(server)}
     asked = np.arange(fleet.size)
     if fleet.size > most:
         asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
@@ -95,6 +99,7 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     for name in ("mean_parameters", "mean_forward_macs"):
         known = [row[name] for row in rows if row.get(name) is not None]
         summary[name] = fmean(known) if known else None
+    summary["bytes_per_round"] = (summary["upload_bytes"] + summary["download_bytes"]) / len(rows)
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
-    return summary | (to_target(rows, target) if target is not None else {})
+    return summary | ({"target": target} | to_target(rows, target) if target is not None else {})

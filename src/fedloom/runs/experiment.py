@@ -85,6 +85,7 @@ class Experiment:
         self.fleet = Fleet(
             world.columns, engine, world.network, world.home(),
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
+            shown=world.method.evaluation,
         )  # fmt: skip
         begin = Server(0, world.network.initial(study.run.seed), world.network)
         self.server = store.restore(begin, self.fleet, engine.states)
@@ -113,6 +114,7 @@ class Experiment:
             "method": study.method.name, "dataset": study.data.name, "model": study.model.name,
             "engine": type(self.engine).__name__.lower(), "rounds": len(self.rows), "clients": study.fleet.clients,
             **summarise(self.rows, study.evaluate.target),
+            **({"found": found} if (found := self.method.found(self.server)) else {}),
             "peak_memory_bytes": self.engine.peak_memory(), "run_dir": str(self.store.folder),
         }  # fmt: skip
         self.store.write("summary.json", summary)
@@ -124,7 +126,7 @@ class Experiment:
     def _round(self) -> dict[str, Any]:
         """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
         server, fleet, begin = self.server, self.fleet, perf_counter()
-        fleet.begin(server.round, self._train(server.round))
+        fleet.begin(server.round, self._train(server.round), sum(row["virtual_seconds"] for row in self.rows))
         forked = replace(server, memory=dict(server.memory))
         serverless = type(self.method).round is Method.round
         after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)

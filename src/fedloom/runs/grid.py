@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedloom.errors import FedloomError, InputError, Unfit
-from fedloom.runs.evaluation import summarise
+from fedloom.runs.evaluation import summarise, to_target
 from fedloom.runs.experiment import Watch
 from fedloom.runs.parallel import cores, run_all, run_each
 from fedloom.runs.result import Result
@@ -26,7 +26,7 @@ from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["Cell", "Grid", "Ran", "Spread", "merged", "spreads"]
+__all__ = ["Cell", "Grid", "Ran", "Spread", "merged", "number_of", "spreads"]
 
 Sections = Mapping[str, Any]
 STUDY, SUMMARY = "study.json", "summary.json"
@@ -71,6 +71,7 @@ class Spread:
     """A number over several seeds."""
 
     values: tuple[float, ...]
+    runs: int = 0  # how many runs could have had it, if more
 
     @property
     def mean(self) -> float:
@@ -103,9 +104,13 @@ class Grid:
     lenient: bool = False  # rows that do not suit the fleet are left out and named, unless none is left
 
     def cells(self) -> list[Cell]:
-        """All runs, those of the first seed first; every error of every study at once."""
+        """All runs; every error of every study at once.
+
+        Column by column: they are mostly data sets, and one at a time is kept in memory. In a column seed by seed, so
+        that a grid that is stopped has something to compare.
+        """
         cells, problems = [], []
-        for seed, (column, in_column), (row, in_row) in product(self.seeds, self.columns.items(), self.rows.items()):
+        for (column, in_column), seed, (row, in_row) in product(self.columns.items(), self.seeds, self.rows.items()):
             try:
                 sections = merged(self.base, in_column, in_row, {"run": {"seed": seed}})
                 cells.append(Cell(row, column, seed, resolve(sections, self._place(column))))
@@ -216,9 +221,16 @@ def _go_on(cell: Cell, folder: Path, watch: Watch) -> None:
         start(cell.study.model_copy(update={"run": run}), watch, cell.label)
 
 
+def number_of(result: Result, measure: str) -> float | None:
+    """A number of a run's summary, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`: spent until that accuracy."""
+    kind, at, target = measure.partition("@")
+    found = to_target(result.rows("metrics"), float(target))[f"{kind}_to_target"] if at else result.summary.get(measure)
+    return None if found is None else float(found)
+
+
 def spreads(done: Sequence[tuple[Cell, Result]], measure: str) -> Iterator[tuple[str, str, Spread | None]]:
     """(row, column, numbers over the seeds) of one number of the summaries; None where no run has it."""
     for row, column in dict.fromkeys((cell.row, cell.column) for cell, _ in done):
-        found = [result.summary.get(measure) for cell, result in done if (cell.row, cell.column) == (row, column)]
-        values = tuple(float(value) for value in found if value is not None)
-        yield row, column, Spread(values) if values else None
+        found = [number_of(result, measure) for cell, result in done if (cell.row, cell.column) == (row, column)]
+        values = tuple(value for value in found if value is not None)
+        yield row, column, Spread(values, len(found)) if values else None

@@ -1,10 +1,14 @@
 """Published tables as studies: `papers/NAME.toml`, one file a table or figure.
 
 title, source and measure say what is reproduced; [study] holds the sections all cells share, [rows] and [columns] what
-each changes, [published] the printed numbers (rows of columns; where there are several measures, of measures), and
-[scales] how much of it is run: `smoke` takes seconds, `small` minutes on two cores, `paper` is the published set-up. A
-scale may change sections, seeds, rows and columns (a list of names, or names with sections of their own that go on top
-of the row's or column's), and says in `differs` what is not as published.
+each changes, [published] the printed numbers (rows of columns), and [scales] how much of it is run: `smoke` takes
+seconds, `small` minutes on two cores, `paper` is the published set-up. A scale may change sections, seeds, rows and
+columns (a list of names, or names with sections of their own that go on top of the row's or column's), and says in
+`differs` what is not as published.
+
+Where one grid of runs makes several tables, each is a [[tables]] with title, rows (a list, or label = row), columns,
+measures and published numbers of its own, a list with one number a measure (nan: not printed). A measure is a number
+of the summaries, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`: what was spent until an accuracy.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.errors import InputError, choose
 from fedloom.runs.grid import Grid, merged
 
-__all__ = ["SCALES", "Published", "find_papers", "grid_of", "read_paper"]
+__all__ = ["SCALES", "Published", "Shown", "find_papers", "grid_of", "read_paper"]
 
 SCALES = ("smoke", "small", "paper")
 FOLDERS = (Path("papers"), Path(__file__).parents[3] / "papers")
@@ -39,6 +43,23 @@ class Scale(BaseModel):
     differs: str = ""
 
 
+class Shown(BaseModel):
+    """One table over a grid's runs: some rows and columns of it, and one or several numbers a cell."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str = ""
+    rows: dict[str, str] | list[str] | None = None
+    columns: list[str] | None = None
+    measures: Annotated[list[str], Field(min_length=1)] = ["global_accuracy"]
+    published: dict[str, dict[str, list[float]]] = {}
+
+    def labels(self, all_of: Mapping[str, Any]) -> dict[str, str]:
+        """What each line is called, and the grid's row it shows."""
+        rows = list(all_of) if self.rows is None else self.rows
+        return rows if isinstance(rows, dict) else {row: row for row in rows}
+
+
 class Paper(BaseModel):
     """The content of a file."""
 
@@ -46,26 +67,21 @@ class Paper(BaseModel):
 
     title: str
     source: str
-    measure: str | list[str] = "global_accuracy"
-    paper: str = ""  # the heading under which docs/results.md shows it; by default the first word of the file's name
+    measure: str = "global_accuracy"
+    paper: str = ""  # the heading under which the page of results shows it; by default the first word of the name
     note: str = ""  # what a reader of the numbers should know
     study: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]]
     columns: dict[str, dict[str, Any]] = {"": {}}
-    published: dict[str, dict[str, float | dict[str, float]]] = {}
+    published: dict[str, dict[str, float]] = {}
+    tables: list[Shown] = []
     scales: dict[str, Scale]
 
     @property
-    def measures(self) -> list[str]:
-        """The numbers that are compared."""
-        return [self.measure] if isinstance(self.measure, str) else self.measure
-
-    def printed(self, row: str, column: str, measure: str) -> float | None:
-        """The published number, if there is one; a bare number belongs to the first measure."""
-        found = self.published.get(row, {}).get(column)
-        if isinstance(found, dict):
-            return found.get(measure)
-        return found if measure == self.measures[0] else None
+    def shown(self) -> list[Shown]:
+        """Its tables; a file without any is one."""
+        printed = {row: {column: [value] for column, value in each.items()} for row, each in self.published.items()}
+        return self.tables or [Shown(measures=[self.measure], published=printed)]
 
 
 @dataclass(frozen=True)
@@ -110,30 +126,34 @@ def _check_names(path: Path, paper: Paper) -> None:
     for scale in paper.scales:
         if scale not in SCALES:
             raise choose(f"scale in {path}", scale, SCALES)
-    for row, numbers in paper.published.items():
-        if row not in paper.rows:
-            raise choose(f"published row in {path}", row, paper.rows)
-        for column, found in numbers.items():
-            if column not in paper.columns:
-                raise choose(f"published column in {path}", column, paper.columns)
-            for measure in found if isinstance(found, dict) else ():
-                if measure not in paper.measures:
-                    raise choose(f"published measure in {path}", measure, paper.measures)
+    if paper.tables and paper.published:
+        raise InputError(f"{path} has [published] and [[tables]]; numbers of several tables stand in theirs")
+    for table in paper.shown:
+        labels = table.labels(paper.rows)
+        _some(paper.rows, list(labels.values()), f"row of a table in {path}")
+        _some(paper.columns, table.columns, f"column of a table in {path}")
+        for label, numbers in table.published.items():
+            if label not in labels:
+                raise choose(f"published row in {path}", label, labels)
+            for column, values in numbers.items():
+                if column not in paper.columns:
+                    raise choose(f"published column in {path}", column, paper.columns)
+                if len(values) != len(table.measures):
+                    raise InputError(
+                        f"{path}: {label}, {column} needs one published number a measure "
+                        f"({', '.join(table.measures)}); got {values}"
+                    )
 
 
 def grid_of(published: Published, scale: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Grid:
-    """The runs of a table at a scale; of all of them, or of some rows and columns."""
+    """The runs of a table at a scale, or some rows and columns of them."""
     paper = published.paper
     if scale not in paper.scales:
         raise choose(f"scale of '{published.name}'", scale, paper.scales)
     chosen = paper.scales[scale]
-    return Grid(
-        merged(paper.study, chosen.study),
-        _some(_some(paper.rows, chosen.rows, "row"), list(rows) or None, "row"),
-        _some(_some(paper.columns, chosen.columns, "column"), list(columns) or None, "column"),
-        range(chosen.seeds),
-        str(published.path),
-    )
+    of_rows = _some(_some(paper.rows, chosen.rows, "row"), list(rows) or None, "row")
+    of_columns = _some(_some(paper.columns, chosen.columns, "column"), list(columns) or None, "column")
+    return Grid(merged(paper.study, chosen.study), of_rows, of_columns, range(chosen.seeds), str(published.path))
 
 
 def _some(

@@ -65,3 +65,9 @@ class Result:
         from fedloom.report.plots import curves
 
         return curves([self], Path(path) if path else self.folder / "curves.png")
+
+    def fairness(self, path: Path | str | None = None) -> Path:
+        """A picture of who was chosen and what that did; by default `fairness.png` in the run's folder."""
+        from fedloom.report.fairness import fairness
+
+        return fairness(self.folder, Path(path) if path else None)

@@ -49,8 +49,8 @@ class Data(Open):
     name: str = "digits"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     public: Annotated[int, Field(ge=0)] = 0
-    normalise: Literal["global", "fixed"] = "global"
-    augment: Literal["none", "crop", "crop_flip"] = "none"
+    normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
+    augment: str = "none"
 
 
 class FleetOf(Open):
@@ -60,6 +60,8 @@ class FleetOf(Open):
     clients: Positive = 10
     weak: Literal["refuse", "exclude", "ignore"] = "refuse"
     deadline: Annotated[float, Field(gt=0)] | None = None  # virtual seconds a stage may take
+    trace: str | None = None  # when devices are there: a shape, or a CSV file of windows
+    day: Annotated[float, Field(gt=0)] = 86400.0  # virtual seconds of a shape's day
 
 
 class Training(Section):
@@ -85,6 +87,9 @@ class Evaluate(Section):
 
     every: Positive | None = None  # default: about 20 times a run
     target: Annotated[float, Field(gt=0, le=1)] | None = None
+    on: Literal["own", "all", "unseen"] = "own"  # clients' own test parts, the whole test set, groups nobody trained on
+    model: Literal["used", "trained"] = "used"  # the model a client really uses, or the one it last trained
+    test_stats: Literal["data", "model"] = "data"  # under personal statistics: those of a test image's group, or theirs
     clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 
 
@@ -190,6 +195,7 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
     checks: list[Callable[[], object]] = [
         lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
         lambda: named("fleet", study), lambda: named("model", study), lambda: _engine(study),
+        lambda: _augmentation(study),
     ]  # fmt: skip
     for check in checks:
         try:
@@ -206,6 +212,12 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
 def _engine(study: Study) -> None:
     if study.engine.name != "auto":
         find("engine", study.engine.name)
+
+
+def _augmentation(study: Study) -> None:
+    from fedloom.augment import augmentation_of
+
+    augmentation_of(study.data.augment)
 
 
 def model_name(study: Study) -> str:

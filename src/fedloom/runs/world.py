@@ -7,7 +7,7 @@ are loaded once and shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.augment import AUGMENTATIONS
+from fedloom.augment import augmentation_of
 from fedloom.client import Client
 from fedloom.data.dataset import Dataset
+from fedloom.data.levels import count_levels, group_levels, moments
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError, Unfit
+from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.models.resolve import build
 from fedloom.network import Network
-from fedloom.questions import QUESTIONS
+from fedloom.questions import QUESTIONS, remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
-from fedloom.seeds import SERVER, numpy_generator
-from fedloom.types import Images, Report, Samples, Task
+from fedloom.seeds import SERVER, numpy_generator, torch_generator
+from fedloom.types import Augmentation, Images, Report, Samples, Task
 
 __all__ = ["World", "dataset_of", "world_of"]
 
@@ -61,29 +63,68 @@ class World:
 
     @cached_property
     def images(self) -> Images:
-        """All images on the device, with the numbers that normalise them."""
-        device, dtype = self.network.device, self.network.dtype
-        mean, std = self._normalisation()
-        shape = (-1, 1, 1)
-        return Images(
-            torch.from_numpy(self.dataset.x).to(device),
-            torch.from_numpy(self.dataset.y).to(device),
-            torch.as_tensor(mean, dtype=dtype, device=device).reshape(shape),
-            torch.as_tensor(std, dtype=dtype, device=device).reshape(shape),
-        )
-
-    def _normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of each channel, on the scale 0..1."""
-        x = self.dataset.x[: self.dataset.trained]
+        """All images on the device, normalised by the numbers that all clients have in common."""
+        x, y = (torch.from_numpy(part).to(self.network.device) for part in (self.dataset.x, self.dataset.y))
+        channels = self.dataset.channels
         if self.study.data.normalise == "fixed":
-            return np.full(x.shape[1], 0.5), np.full(x.shape[1], 0.5)
-        # Counted per grey level: exact, and no float copy of the images.
-        levels = [np.bincount(x[:, channel].reshape(-1), minlength=256) for channel in range(x.shape[1])]
-        scale = np.arange(256) / 255
-        mean = np.array([(count * scale).sum() / count.sum() for count in levels])
-        square = np.array([(count * scale**2).sum() / count.sum() for count in levels])
-        std = np.sqrt(np.maximum(square - mean**2, 0))
-        return mean, np.where(std > 0, std, 1.0)
+            return Images(x, y, *self._numbers(np.full(channels, 0.5), np.full(channels, 0.5)))
+        return Images(x, y, *self._numbers(*moments(count_levels(self.dataset.x[: self.dataset.trained]))))
+
+    def _numbers(self, mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of channels as a batch of images wants them."""
+        like = torch.empty(0, dtype=self.network.dtype, device=self.network.device)
+        return torch.from_numpy(mean).to(like)[..., None, None], torch.from_numpy(std).to(like)[..., None, None]
+
+    @property
+    def personal(self) -> bool:
+        """Whether every client normalises by statistics of its own, which nobody else ever sees."""
+        return self.method.personal or self.study.data.normalise.startswith("personal")
+
+    def _own_images(self, client: int, rows: np.ndarray) -> Images:
+        """The images as a client sees them; its statistics are those of its own training rows."""
+        if not self.personal or not len(rows):
+            return self.images
+        if client not in self._statistics:
+            x, of = self.dataset.x, rows
+            if self.augmentation is not None and self.study.data.normalise == "personal_augmented":
+                drawn = torch_generator(self.study.run.seed, 0, 0, client, "statistics")
+                x, of = self.augmentation(torch.from_numpy(x[rows]), drawn).numpy(), np.arange(len(rows))
+            self._statistics[client] = self._numbers(*moments(count_levels(x, of)))
+        mean, std = self._statistics[client]
+        return replace(self.images, mean=mean, std=std)
+
+    @cached_property
+    def _statistics(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return {}
+
+    @cached_property
+    def _by_origin(self) -> Images:
+        """The images, each normalised by the statistics of the training images of its own group."""
+        if self.dataset.groups is None:
+            return self.images
+        levels, names = group_levels(self.dataset), self.dataset.group_names
+        if unknown := [names[group] for group in np.unique(self.dataset.groups) if not levels[group].any()]:
+            raise InputError(
+                f"evaluate.test_stats is 'data', but data set '{self.dataset.name}' has no training images of "
+                f"{', '.join(unknown)} to take statistics from; use model"
+            )
+        mean, std = self._numbers(*moments(levels))
+        origin = torch.from_numpy(self.dataset.groups).to(self.network.device)
+        return replace(self.images, mean=mean, std=std, origin=origin)
+
+    def _tested(self, own: Images) -> Samples:
+        """The test set that all share, as a model that sees images like `own` is tested on it."""
+        rows, data = self.dataset.test_rows, self.dataset
+        if self.study.evaluate.on == "unseen":
+            seen = np.ones(len(rows), bool)
+            rows = rows[~(seen if data.groups is None else np.isin(data.groups[rows], data.groups[: data.trained]))]
+        by_origin = self.personal and self.study.evaluate.test_stats == "data"
+        return Samples(self._by_origin if by_origin else own, torch.from_numpy(rows))
+
+    @cached_property
+    def augmentation(self) -> Augmentation | None:
+        """What is done to training images."""
+        return augmentation_of(self.study.data.augment)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -93,7 +134,11 @@ class World:
         columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
-        return {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded, **columns}
+        columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
+        if fleet.trace is not None:
+            drawn = numpy_generator(self.study.run.seed, 0, 0, SERVER, "trace")
+            columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
+        return columns
 
     def check(self) -> None:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
@@ -104,11 +149,20 @@ class World:
                 f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
                 "(pretend they can), or use a method that cuts"
             )
+        if self.study.evaluate.on != "own" and not len(self._tested(self.images)):
+            raise InputError(
+                f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
+            )
         self.method.suits(self.network)
         if self.method.public and not len(self.split.public):
             raise InputError(
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
                 "--set data.public=1000"
+            )
+        if self.method.validates and not self.split.validation.sizes.all():
+            raise InputError(
+                f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
+                "keep some of each client's images aside with --set data.validation=0.1"
             )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
@@ -132,31 +186,37 @@ class World:
     @cached_property
     def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
         """What a task can ask for: the method's work, or a question."""
-        return {"work": self.method.work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
+        work = self.method.work
+        if self.study.evaluate.model == "trained":
+            work = partial(remembered, work)
+        return {"work": work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
+        rows = self.split.train.rows if self.method.pooled else self.split.train[task.client]
+        images = self._own_images(task.client, rows)
+        own_test = self.study.evaluate.on == "own"
         return Client(
             task.client, task, self.study.run.seed, self.network,
-            train=self._samples(self.split.train.rows if self.method.pooled else self.split.train[task.client]),
-            validation=self._samples(self.split.validation[task.client]),
-            test=self._samples(self.split.test[task.client]),
+            train=Samples(images, _rows(rows), self.augmentation),
+            validation=Samples(images, _rows(self.split.validation[task.client])),
+            test=Samples(images, _rows(self.split.test[task.client])) if own_test else self._tested(images),
             capacity=float(self.columns["capacity"][task.client]),
-            augment=AUGMENTATIONS.get(self.study.data.augment),
             state=state,
         )  # fmt: skip
 
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
-        nothing, task = np.empty(0, np.int64), Task(SERVER, 0)
+        images, task = self._own_images(SERVER, self.split.public), Task(SERVER, 0)
         return Client(
             SERVER, task, self.study.run.seed, self.network,
-            train=self._samples(self.split.public), validation=self._samples(nothing),
-            test=self._samples(self.dataset.test_rows),
+            train=Samples(images, _rows(self.split.public)), validation=Samples(images, _rows(np.empty(0, np.int64))),
+            test=self._tested(self.images),
         )  # fmt: skip
 
-    def _samples(self, rows: np.ndarray) -> Samples:
-        return Samples(self.images, torch.from_numpy(np.ascontiguousarray(rows)))  # on the CPU, where plans are drawn
+
+def _rows(rows: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows))  # on the CPU, where plans are drawn
 
 
 @lru_cache(maxsize=1)

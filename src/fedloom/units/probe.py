@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.units.table import Axis, Units
+from fedloom.units.table import Axis, Point, Units
 
 __all__ = ["activations", "gradients"]
 
@@ -26,12 +26,11 @@ def activations(units: Units, module: nn.Module, tensors: Mapping[str, Tensor], 
     score, seen = _row(units, x), _row(units, x)
 
     # Reduced at once: keeping the activations of all layers would take the memory that inference saves.
-    def read(axis: Axis, h: Tensor) -> None:
-        unit = axis.unit.to(x.device) % len(score)
-        extent = unit.bincount(minlength=len(score))[unit]
-        positions = h[0].numel() // len(unit)
-        score.index_add_(0, unit, _per_position(h.abs(), axis).to(score) / (positions * extent))
-        seen.index_add_(0, unit, 1 / extent.to(seen))
+    def read(point: Point, h: Tensor) -> None:
+        positions = h[0].numel() // len(point.unit)
+        magnitude = _per_position(h.abs(), point.axis).to(score)
+        score.index_add_(0, point.unit, magnitude / (positions * point.extent))
+        seen.index_add_(0, point.unit, 1 / point.extent.to(seen))
 
     with torch.no_grad():
         _run(units, module, tensors, x, read)
@@ -48,15 +47,15 @@ def gradients(
     loss: Callable[[Any, Tensor], Tensor],
 ) -> dict[str, Tensor]:
     """Per unit, the sum over positions of |sum over samples of d loss / d h|, summed over the points of its group."""
-    points: list[tuple[Axis, Tensor]] = []
+    points: list[tuple[Point, Tensor]] = []
     with torch.enable_grad():
-        output = _run(units, module, tensors, x, lambda axis, h: points.append((axis, h)))
+        output = _run(units, module, tensors, x, lambda point, h: points.append((point, h)))
         slopes = torch.autograd.grad(loss(output, y), [h for _, h in points], allow_unused=True)
     score = _row(units, x)
-    for (axis, _), slope in zip(points, slopes, strict=True):
+    for (point, _), slope in zip(points, slopes, strict=True):
         if slope is not None:
-            per_position = _per_position(slope.sum(0, keepdim=True).abs(), axis)
-            score.index_add_(0, axis.unit.to(x.device) % len(score), per_position.to(score))
+            per_position = _per_position(slope.sum(0, keepdim=True).abs(), point.axis)
+            score.index_add_(0, point.unit, per_position.to(score))
     return units.split(score[:-1])
 
 
@@ -70,18 +69,18 @@ def _per_position(h: Tensor, axis: Axis) -> Tensor:
 
 
 def _run(
-    units: Units, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, read: Callable[[Axis, Tensor], None]
+    units: Units, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, read: Callable[[Point, Tensor], None]
 ) -> Any:
     """Run the module, and call `read` once for each tensor that consumers of a group get."""
     seen: list[tuple[weakref.ref[Tensor], int]] = []
 
-    def hook(axis: Axis) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(point: Point) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def pre(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:
             h: Tensor = inputs[0]
             # The version tells what a tensor held before an in-place operation from what it holds after.
             if not any(other() is h and version == h._version for other, version in seen):
                 seen.append((weakref.ref(h), h._version))
-                read(axis, h)
+                read(point, h)
 
         return pre
 
@@ -92,6 +91,6 @@ def _run(
         for name, tensor in full.items()
     }
     with ExitStack() as hooks:
-        for axis in units.points:
-            hooks.enter_context(module.get_submodule(axis.owner).register_forward_pre_hook(hook(axis)))
+        for point in units.points_on(x.device):
+            hooks.enter_context(module.get_submodule(point.axis.owner).register_forward_pre_hook(hook(point)))
         return functional_call(module, own, (x,))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.errors import InputError, choose
 
-__all__ = ["Axis", "Group", "Span", "Units", "Where"]
+__all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
 
 Where = Mapping[str, Tensor]
 """Group name -> sorted numbers of the kept units; a group that is absent is whole."""
@@ -59,6 +59,15 @@ class Axis:
     unit: Tensor
 
 
+@dataclass(frozen=True)
+class Point:
+    """A layer's input that is read for scores: the unit of each position (one behind the last: of none), its extent."""
+
+    axis: Axis
+    unit: Tensor
+    extent: Tensor  # how many positions the unit of this position has on the axis
+
+
 class Units:
     """The units of a model; made by `find_units`.
 
@@ -88,19 +97,38 @@ class Units:
             self.axes[axis.owner] = (*self.axes.get(axis.owner, ()), axis)
         self._shapes = dict(shapes)
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._points: dict[torch.device, list[Point]] = {}
 
     def __getstate__(self) -> dict[str, object]:
         # Plans may hold a thousand vectors, even on a GPU; another process makes its own.
-        return {**self.__dict__, "_plans": {}}
+        return {**self.__dict__, "_plans": {}, "_points": {}}
 
-    def kept(self, capacity: float) -> dict[str, int]:
-        """How many units of each group a client of this capacity trains: ceil(r m), at least 1, not all if r < 1."""
-        if not 0 < capacity <= 1:
-            raise InputError(f"capacity must be in (0, 1]; got {capacity}")
-        if capacity == 1:
-            return dict(self.sizes)
-        # 0.07 * 100 is a little above 7 in binary; that must not become an eighth unit.
-        return {name: max(1, min(size - 1, math.ceil(capacity * size - 1e-9))) for name, size in self.sizes.items()}
+    def points_on(self, device: torch.device) -> list[Point]:
+        """The points with their indices on a device; made once, since a captured reading cannot copy from the host."""
+        if device not in self._points:
+            behind = sum(self.sizes.values())
+            units = [torch.where(axis.unit < 0, behind, axis.unit) for axis in self.points]
+            extents = [unit.bincount(minlength=behind + 1)[unit] for unit in units]
+            self._points[device] = [
+                Point(axis, unit.to(device), extent.to(device))
+                for axis, unit, extent in zip(self.points, units, extents, strict=True)
+            ]
+        return self._points[device]
+
+    def kept(self, capacity: float | Mapping[str, float]) -> dict[str, int]:
+        """How many units of each group are trained at this capacity: ceil(r m), at least 1, not all if r < 1.
+
+        A capacity is one share for all groups, or one a group; groups that are not named are whole.
+        """
+        rates = capacity if isinstance(capacity, Mapping) else dict.fromkeys(self.sizes, capacity)
+        kept = dict(self.sizes)
+        for name, rate in rates.items():
+            if not 0 < rate <= 1:
+                raise InputError(f"capacity must be in (0, 1]; got {rate}")
+            if rate < 1:
+                # 0.07 * 100 is a little above 7 in binary; that must not become an eighth unit.
+                kept[name] = max(1, min(kept[name] - 1, math.ceil(rate * kept[name] - 1e-9)))
+        return kept
 
     def shapes(self, kept: Mapping[str, int] | None = None) -> dict[str, torch.Size]:
         """Shapes of all tensors when so many units of each group are kept; groups that are absent are whole."""
@@ -153,8 +181,7 @@ class Units:
                 part = part.index_select(0, picked)
                 mask = None if mask is None else mask.index_select(0, picked)
                 index = ((0, rows.to(total[name].device)), *index)
-            part = part.detach().to(total[name])
-            votes = total[name].new_ones(()).expand(part.shape)
+            part, votes = part.detach(), total[name].new_ones(()).expand(part.shape)
             if mask is not None:
                 # Chosen, not multiplied: an element without a vote may hold anything, even NaN.
                 votes = mask.to(votes)
@@ -254,9 +281,10 @@ def _gather(full: Tensor, index: Cuts) -> Tensor:
 def _add(full: Tensor, part: Tensor, index: Cuts, weight: float) -> None:
     view, scattered = _narrow(full, index)
     if not scattered:
-        view.add_(part, alpha=weight)
+        view.add_(part.to(view.device), alpha=weight)
         return
     (dim, positions), *others = scattered
+    part = part.to(view)
     for other, kept in others:
         sizes = [*part.shape[:other], view.shape[other], *part.shape[other + 1 :]]
         part = part.new_zeros(sizes).index_copy_(other, kept, part)

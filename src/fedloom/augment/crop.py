@@ -1,19 +1,13 @@
-"""Augmentation of a client's training images: an epoch in one pass, drawn from the client's own generator.
-
-Draws happen on the CPU, pixels move on the device. What comes out are images of the same kind (uint8, not normalised).
-"""
+"""Random crops and mirror images."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["AUGMENTATIONS", "Augmentation", "crop", "crop_flip"]
+__all__ = ["crop", "crop_flip"]
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 PADDING = 4
 
 
@@ -32,6 +26,3 @@ def crop(x: Tensor, generator: torch.Generator, flip: bool = False) -> Tensor:
 def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """Random crop, and a mirror image half of the time: for natural images."""
     return crop(x, generator, flip=True)
-
-
-AUGMENTATIONS: dict[str, Augmentation] = {"crop": crop, "crop_flip": crop_flip}
