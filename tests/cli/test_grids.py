@@ -376,3 +376,60 @@ def test_a_target_that_only_some_runs_reach_says_so(command):
     shown = command(*words)
     assert f"({reached} of 3)" in " ".join(shown.out.split())
     assert len(command(*words, "--json").last["methods"]["fedavg"]["macs_to_target"]) == reached
+
+
+def test_a_scale_may_change_rows_and_columns_of_its_own(command, paper, tmp_path):
+    text = PAPER.replace("[scales.paper]", """[scales.small]
+columns = {{ skewed = {{ run = {{ rounds = 3 }} }} }}
+rows = {{ FedAvg = {{ train = {{ lr = 0.25 }} }} }}
+[scales.paper]""")  # fmt: skip
+    assert command("reproduce", paper(text=text), "--scale", "small", "--out", "out").code == 0
+    (place,) = (tmp_path / "out" / "nothing-small").glob("*/study.json")
+    study = json.loads(place.read_text())
+    assert (place.parent.name, study["run"]["rounds"], study["train"]["lr"]) == ("FedAvg-skewed-0", 3, 0.25)
+    assert study["partition"]["name"] == "dirichlet:1.0"
+    text = (tmp_path / "out" / "nothing-small" / "result.md").read_text()
+    assert "`run.rounds` 3 instead of 50" in text
+    assert "`train.lr` 0.25 instead of 0.05" in text
+    assert "1 seed(s) instead of 3" in text
+
+
+def test_the_page_of_results(command, paper, tmp_path, counted, monkeypatch):
+    """Part of a table is run, one run is stopped; the page says so, and can be made again from what it kept."""
+    (tmp_path / "papers").mkdir()
+    small = "[scales.small]\ntakes = '1 min'\ndiffers = 'rounds'\nstudy = {{ run = {{ rounds = 4 }} }}\n"
+    text = PAPER.replace("[scales.paper]", small + "[scales.paper]")
+    paper(text=text, name="papers/nothing.toml")
+    words = ["reproduce", "nothing", "--out", "out"]
+    assert command(*words, "--row", "FedAvg", "--column", "IID").code == 0
+    plain, left = Local.run, [2]
+
+    def stop(self, tasks):
+        for outcome in plain(self, tasks):
+            if outcome.job == "work" and outcome.client == 1:
+                left[0] -= 1
+                if left[0] == -1:
+                    os.kill(os.getpid(), signal.SIGINT)
+            yield outcome
+
+    monkeypatch.setattr(Local, "run", stop)
+    assert command(*words, "--row", "FedAvg").code == 130
+    monkeypatch.setattr(Local, "run", plain)
+    (listed,) = command("reproduce", "--list", "--out", "out", "--json").last
+    assert {scale: each["state"] for scale, each in listed["scales"].items()} == {
+        "smoke": "not run", "small": "1 of 4 runs done", "paper": "not run",
+    }  # fmt: skip
+    assert command("reproduce", "--page", "docs/results.md", "--out", "out").code == 0
+    page = (tmp_path / "docs" / "results.md").read_text()
+    summary = json.loads((tmp_path / "out" / "nothing-small" / "FedAvg-IID-0" / "summary.json").read_text())
+    measured = 100 * summary["global_accuracy"]
+    assert f"| FedAvg | {measured:.2f} (91.2, {measured - 91.2:+.2f}) | " in page
+    assert "at round 2 of 4 (55.5) |" in page
+    assert "| FedProx, mu 1 | not run | not run |" in page
+    assert "Not run yet: A table of nothing (`nothing`) at scale `paper`" in page
+    kept = tmp_path / "papers" / "results" / "nothing-small.json"
+    before = kept.read_text()
+    assert command("reproduce", "--page", "docs/results.md", "--out", "nowhere").code == 0
+    assert (tmp_path / "docs" / "results.md").read_text() == page
+    assert kept.read_text() == before
+    assert "1 of 4 runs done" in command("reproduce", "--list", "--out", "nowhere").out
