@@ -345,12 +345,12 @@ def _five(values: np.ndarray) -> dict[str, str]:
 
 def _submodels(groups: Sequence[Group]) -> Section | None:
     """What devices of each capacity trained and how they fared; only where capacities differ."""
-    series, shown = [], {"own accuracy %": Rows(), "parameters of a task": Rows(), "MACs a sample": Rows()}
+    series, shown = [], {"Own accuracy %": Rows(), "Parameters of a task": Rows(), "MACs a sample": Rows()}
     for number, group in enumerate(groups):
         tiers = _tiers(group)
         for title, key, show in (
-            ("own accuracy %", "accuracy", "{:.2f}".format),
-            ("parameters of a task", "parameters", quantity),
+            ("Own accuracy %", "accuracy", "{:.2f}".format),
+            ("Parameters of a task", "parameters", quantity),
             ("MACs a sample", "macs", quantity),
         ):
             for capacity, tier in sorted(tiers.items()):
