@@ -13,7 +13,7 @@ import click
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, InputError, choose
+from fedloom.errors import FedloomError, InputError, choose, oxford
 
 if TYPE_CHECKING:
     from fedloom.runs.result import Result
@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine")
+BENCHES = ("reference", "engine", "select", "ray")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -36,7 +36,7 @@ STUDY_OPTIONS: dict[str, Any] = {
     "model": Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")],
     "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
     "rounds": Annotated[int | None, typer.Option(help="Number of rounds.")],
-    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed.")],
+    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed, measured.")],
     "partition": Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer.")],
     "select": Annotated[str | None, typer.Option(help="Who trains in a round.")],
     "share": Annotated[str | None, typer.Option(help="Which tensors travel.")],
@@ -295,7 +295,7 @@ def board(
 
 
 @app.command()
-def bench(name: Annotated[str, typer.Argument(help="What to measure: reference or engine.")] = "reference") -> None:
+def bench(name: Annotated[str, typer.Argument(help=f"What to measure: {oxford(BENCHES)}.")] = "reference") -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:
         raise choose("bench", name, BENCHES)

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RunError", "Unfit", "choose", "oxford"]
+__all__ = [
+    "ClientError",
+    "FedloomError",
+    "InputError",
+    "Interrupted",
+    "RoundLost",
+    "RunError",
+    "Unfit",
+    "choose",
+    "oxford",
+]
 
 
 class FedloomError(Exception):
@@ -27,6 +37,14 @@ class Unfit(InputError):
 
 class RunError(FedloomError):
     """A run could not go on (quorum lost, a worker that cannot be started)."""
+
+
+class RoundLost(RunError):
+    """A worker died and took with it what its round needs: the round, or all since the last checkpoint, is redone."""
+
+    def __init__(self, message: str, *, before: bool) -> None:
+        super().__init__(message)
+        self.before = before  # whether states of earlier rounds are gone too, so that the last checkpoint is needed
 
 
 class ClientError(FedloomError):

@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.policies.cut import Cut, Whole
+from fedloom.policies.distil import lesson, teaching
 from fedloom.policies.filter import Filter
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import CrossEntropy, Objective
@@ -25,6 +26,7 @@ from fedloom.policies.select import Select, Uniform
 from fedloom.policies.share import AllTensors, Share
 from fedloom.policies.start import Replace, Start
 from fedloom.policies.topology import Stages, Star, Topology
+from fedloom.registry import name_of
 from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
 
 __all__ = ["Method"]
@@ -47,7 +49,7 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
-    validates: ClassVar[bool] = False  # whether clients need validation data
+    validates: ClassVar[bool] = False  # whether clients decide by their validation data
 
     @property
     def adapts(self) -> bool:
@@ -68,6 +70,10 @@ class Method:
             raise InputError(
                 f"merge needs {', '.join(missing)} in every report, which {name} does not tell; use fednova"
             )
+        serverless, star = type(self).round is Method.round, isinstance(self.topology, Star)
+        if serverless == star:
+            reason = "has no server and cannot run as a star" if star else "has a server and runs as a star only"
+            raise InputError(f"{type(self).__name__.lower()} {reason}; got topology '{name_of(self.topology)}'")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """The server's half of one round."""
@@ -81,6 +87,14 @@ class Method:
         """The client's half of one round."""
         raise NotImplementedError(f"{type(self).__name__} must say what a client does")
 
+    def loss(self) -> Objective:
+        """What a local step descends."""
+        return self.objective
+
+    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
+        """What a local step reads and does not change; an objective with a teacher learns from where it starts."""
+        return client.fixed(**(lesson(client, tensors) if teaching(self.loss()) else {}))
+
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The model that the client really uses; by default what it would start from."""
         return (yield from self.start(client))
@@ -93,6 +107,8 @@ class Method:
         """Refuse a model that the method cannot train: raise InputError with the reason."""
         if not isinstance(self.cut, Whole):
             _ = network.units  # found now rather than in the middle of a round
+        if taught := teaching(self.loss()):
+            taught.points(network)
 
     def adapt(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
         """The model as the method needs it, for images of a shape; most take it as it is."""

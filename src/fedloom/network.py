@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, macs, skeleton
+from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
@@ -95,6 +95,11 @@ class Network:
         return tuple(layers)
 
     @cached_property
+    def linears(self) -> tuple[str, ...]:
+        """Paths of the fully connected layers, in the order in which an image passes them."""
+        return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))
+
+    @cached_property
     def units(self) -> Units:
         """Units that live and die together, found once from the model's graph."""
         return find_units(initialise(self.build, 0).float(), torch.zeros(2, *self.shape))
@@ -124,9 +129,10 @@ class Network:
 
     def _template(self, tensors: Tensors) -> nn.Module:
         """The module that has just these tensors: the whole one, or what it says is left without the others."""
-        if len(tensors) == len(self.names):
+        missing = frozenset(self.names) - tensors.keys()  # what a fit trains beside the model does not matter here
+        if not missing:
             return self.module
-        shallow: nn.Module = self.module.without(frozenset(self.names) - tensors.keys())  # type: ignore[operator]
+        shallow: nn.Module = self.module.without(missing)  # type: ignore[operator]
         return shallow
 
     def _scale(self, module: nn.Module, tensors: Tensors) -> None:
@@ -143,8 +149,13 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
+            model = {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+            self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
+
+    def saved_bytes(self, tensors: Tensors, batch: int) -> int:
+        """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
+        return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
 
 
 def _refuse_ties(module: nn.Module) -> None:

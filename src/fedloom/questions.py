@@ -9,7 +9,7 @@ from fedloom.client import Client
 from fedloom.readings import Accuracy
 from fedloom.types import Fitted, Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "loss", "remembered"]
+__all__ = ["QUESTIONS", "evaluate", "remembered"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -19,14 +19,6 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     count = float(read["samples"].sum())
     numbers = {"accuracy": float(read["right"].sum()) / count, "loss": float(read["loss"]) / count, "samples": count}
     return Report(numbers=numbers, weight=count)
-
-
-def loss(method: Any, client: Client, task: Task) -> Work[Report]:
-    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
-    tensors = yield from method.final(client, task)
-    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
-    count = float(read["samples"].sum())
-    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
 
 
 def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
@@ -44,4 +36,4 @@ def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, tas
                 client.state["trained"] = each.tensors
 
 
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate}

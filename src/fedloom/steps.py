@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedloom.policies.distil import teaching
 from fedloom.policies.objective import Objective
 from fedloom.types import Batch, Fixed, Model, Tensors, Train
 
@@ -119,8 +120,8 @@ class Descent:
 
     @classmethod
     def of(cls, objective: Objective, train: Train, view: View | None = None) -> Descent:
-        """As the round's training settings say."""
-        return cls(objective, optimizer_of(train), train.clip, view)
+        """As the round's training settings say; a teacher's pass costs a third of one that goes forward and back."""
+        return cls(objective, optimizer_of(train), train.clip, view, 4 / 3 if teaching(objective) else 1)
 
     def slots(self, tensors: Tensors) -> dict[str, Tensors]:
         """The optimiser's memory."""

@@ -24,6 +24,7 @@ Tensors = dict[str, Tensor]
 Where = Mapping[str, Tensor]  # units kept, per group of the model; groups that are not named are whole
 Fixed = Mapping[str, Any]  # what a step reads and does not change: tensors, or named sets of tensors
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]  # uint8 pictures and a generator to uint8 pictures
+Points = tuple[tuple[str, bool], ...]  # places in a model: a layer's path, and whether its output (or its input)
 Moment = tuple[int, int]  # (round, stage)
 NEVER: Moment = (-1, 0)
 T = TypeVar("T")
@@ -85,6 +86,7 @@ class Task:
     only: tuple[str, ...] | None = None  # the names of the base's tensors that travel; None: all
     numbers: Mapping[str, float] = field(default_factory=dict)
     inbox: Mapping[int, Report] = field(default_factory=dict)  # serverless: what neighbours sent, by sender
+    copies: int = 1  # to how many the report goes: the server, or all neighbours
     train: Train = field(default_factory=Train)
     accepted: Moment = NEVER  # the client's last accepted moment: the version of its state that counts
     method: Named = field(default_factory=lambda: Named(""))
@@ -121,25 +123,15 @@ class Outcome:
     upload_bytes: int = 0
     macs: int = 0
     seconds: float = 0.0
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # of the process that did it, measured
+    step_memory_bytes: int = 0  # of one training step at this size, computed
+    parameters: int = 0  # numbers in the report's tensors
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
         numbers = self.report.numbers if self.report else {}
-        sent = self.report.tensors.values() if self.report else ()
-        costs = (
-            "client",
-            "round",
-            "stage",
-            "job",
-            "download_bytes",
-            "upload_bytes",
-            "macs",
-            "seconds",
-            "peak_memory_bytes",
-        )
-        entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(value.numel() for value in sent)}
+        kept = {"report", "failure", "state"}
+        return dict(numbers) | {name: value for name, value in vars(self).items() if name not in kept}
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +214,11 @@ class Model(Protocol):
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits; with `scaler`, outputs of layers that were cut are divided by the share of units they kept."""
 
+    def read(
+        self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and what passed these points on the way to them; `still` as in evaluation, changing nothing."""
+
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients of a scalar by every trainable tensor, and what else the loss returned."""
 
@@ -270,6 +267,7 @@ class Fitted:
     squared_loss: float  # mean of the squared per-sample loss over the first epoch
     macs: int
     seconds: float
+    step_memory: int = 0  # bytes, computed: tensors, gradients, the optimiser's memory, saved activations
 
     @property
     def numbers(self) -> dict[str, float]:

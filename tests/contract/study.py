@@ -12,7 +12,7 @@ from fedloom.runs import start
 from fedloom.runs.result import Result
 from fedloom.runs.study import resolve
 
-SKETCHES = ("fedrkd",)
+AFRESH = ("serial",)  # every round makes a new model, which need not be better than the last
 BASE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "limit": 400, "public": 40, "validation": 0.2},
     "model": {"name": "lenet5_bn"},
@@ -22,6 +22,7 @@ BASE: dict[str, dict[str, Any]] = {
     "run": {"rounds": 3, "seed": 3, "checkpoint_every": 2},
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "metafed": {"method": {"warm_up": 2}},
     "depthfl": {"model": {"name": "cnn4", "widths": [4, 6, 8]}},
     "fednas": {"model": {"name": "darts_search", "width": 4, "cells": 2, "nodes": 1}, "fleet": {"clients": 5}},
 }
@@ -33,7 +34,7 @@ def study_of(method: str, out: Path, on: str = "local", **changes: dict[str, Any
         sections[name] = dict(values)
     for name, values in changes.items():
         sections.setdefault(name, {}).update(values)
-    sections["method"] = {"name": method, **changes.get("method", {})}
+    sections["method"] = {"name": method, **sections.get("method", {})}
     sections.setdefault("engine", {}).update({"name": on, "workers": 2} | changes.get("engine", {}))
     sections["run"]["out"] = str(out)
     return resolve(sections)

@@ -13,7 +13,8 @@ from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
 from fedloom.seeds import seeded
-from fedloom.types import Fit, Fitted, Measure, Request, Step, Tensors
+from fedloom.types import Fit, Fitted, Measure, Points, Request, Step, Tensors
+from fedloom.units import tapped
 
 __all__ = ["Eager", "Reference"]
 
@@ -28,13 +29,20 @@ class Eager:
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
-        module = self.network.bound(tensors, training=self.training, scaler=scaler)
-        if not self.network.half:
-            logits: Tensor = module(x)
-            return logits
-        with torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False):
-            logits = module(x.contiguous(memory_format=torch.channels_last))
-        return logits.to(self.network.dtype)
+        return self.read(tensors, x, scaler=scaler)[0]
+
+    def read(
+        self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and what passed the points, in their order."""
+        module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
+        half, kind = self.network.half, self.network.device.type
+        with tapped(module, points) as seen, torch.autocast(kind, torch.bfloat16, half, cache_enabled=False):
+            logits = module(x.contiguous(memory_format=torch.channels_last) if half else x)
+        read: list[Tensor] = [logits, *(seen[point] for point in points)]
+        if half:
+            read = [each.to(self.network.dtype) for each in read]
+        return read[0], read[1:]
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""
@@ -52,6 +60,7 @@ class Reference:
 
     def __init__(self, network: Network, *, deadline: float | None = None) -> None:
         self.network, self.deadline = network, deadline
+        self._memories: dict[tuple[object, ...], int] = {}
         self._training, self._still = Eager(network, training=True), Eager(network, training=False)
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
@@ -84,7 +93,9 @@ class Reference:
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
         done = {name: tensor.detach() for name, tensor in tensors.items()}
         seconds = perf_counter() - start
-        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds)
+        return Fitted(
+            done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds, self._memory(fit)
+        )
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
@@ -95,6 +106,20 @@ class Reference:
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
         counted = zip(fit.plan.sizes, fit.plan.variants, strict=True)
         return round(sum(3 * forward[variant] * sizes[0] for sizes, variant in counted))
+
+    def _memory(self, fit: Fit) -> int:
+        """Bytes of the largest step, once a signature: the tensors, their gradients, slots and saved activations."""
+        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
+        largest = max(sizes[0] for sizes in fit.plan.sizes)
+        key = (largest, len(steps), tuple(tensor.shape for tensor in fit.tensors.values()))
+        if key not in self._memories:
+            blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in fit.tensors.items()}
+            trained = {name: tensor for name, tensor in blank.items() if self._trainable(name, tensor)}
+            slots = [tensor for slot in steps[-1].slots(trained).values() for tensor in slot.values()]
+            held = sum(tensor.nbytes for tensor in (*blank.values(), *trained.values(), *slots))
+            seen = steps[-1].seen(fit.tensors, fit.fixed)
+            self._memories[key] = held + self.network.saved_bytes(seen, largest)
+        return self._memories[key]
 
     @torch.no_grad()
     def _measure(self, measure: Measure) -> Tensors:

@@ -55,6 +55,7 @@ class _Job:
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
         self.start, self.download_bytes, self.upload_bytes, self.macs = perf_counter(), 0, 0, 0
+        self.step_memory = 0
         self.peak: int | None = None
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
@@ -80,7 +81,9 @@ class _Job:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
-            self.macs += answer.macs if isinstance(answer, Fitted) else 0
+            if isinstance(answer, Fitted):
+                self.macs += answer.macs
+                self.step_memory = max(self.step_memory, answer.step_memory)
         return self.generator.send(answers[0] if self.single else tuple(answers))
 
     def _open(self) -> Generator[Any, Any, Report]:
@@ -92,7 +95,7 @@ class _Job:
         if self.place.filter is not None and task.job == "work":
             report = self.place.filter(client, report)
         report = replace(report, client=task.client)
-        self.upload_bytes = wire.size(report)  # here, so that what cannot travel fails as this client
+        self.upload_bytes = task.copies * wire.size(report)  # here, so that what cannot travel fails as this client
         wire.size(self.state)
         return report
 
@@ -105,11 +108,12 @@ class _Job:
     def outcome(self) -> Outcome:
         """What became of it, with its costs; a question leaves the state as it was."""
         task = self.task
+        sent = self.report.tensors.values() if self.report else ()
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
-            self.peak,
+            self.peak, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 
 

@@ -8,25 +8,18 @@ from typing import ClassVar
 from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
-from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
-from fedloom.policies.cut import Whole
+from fedloom.methods.peers import Peer
 from fedloom.policies.select import First, Select
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Report, Server, Task, Tensors, Work
+from fedloom.types import Fit, Report, Server, Task, Work
 
 
 @register("method", "local")
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Peer):
     """No federation: every client trains a model of its own, from the common initial one."""
-
-    def check(self) -> None:
-        """Everybody trains a whole model."""
-        super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError("local trains whole models and cannot run under a cut; leave [cut] out")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Everybody who is selected trains on; nothing is exchanged but the request and its numbers."""
@@ -36,24 +29,10 @@ class Local(Method):
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Go on with the own model."""
-        own = yield from self.final(client, task)
-        fit = yield Fit(own, Descent.of(self.objective, task.train), client.plan(), client.fixed())
+        own = self.own(client)
+        fit = yield Fit(own, Descent.of(self.loss(), task.train), client.plan(), self.fixed(client, own))
         client.keep(fit.tensors)
         return Report(weight=float(client.samples), numbers=fit.numbers)
-
-    def final(self, client: Client, task: Task) -> Work[Tensors]:
-        """The own model, in the network's order."""
-        own = client.own(frozenset(client.network.names))
-        return {name: own[name] for name in client.network.names}
-        yield
-
-    def evaluation(self, server: Server) -> Tensors:
-        """Nothing travels."""
-        return {}
-
-    def model(self, server: Server) -> Tensors | None:
-        """There is no global model."""
-        return None
 
 
 @register("method", "central")

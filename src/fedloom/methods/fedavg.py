@@ -8,16 +8,14 @@ weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
 from fedloom.policies.cut import narrow
-from fedloom.policies.objective import Objective
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Plan, Report, Server, Step, Task, Tensors, Work
+from fedloom.types import Fit, Plan, Report, Server, Step, Task, Work
 
 
 @register("method", "fedavg", paper="McMahan et al., AISTATS 2017")
@@ -27,22 +25,12 @@ class FedAvg(Method):
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Algorithm 1, server: choose, send, join."""
-        joined = self.merge.begin(server)
-        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
-            joined.add(report)
-        return server.next(joined.result())
+        tasks = (self.task(server, fleet, client) for client in self.select(fleet, server))
+        return server.next(fleet.join(self.merge, server, tasks).result())
 
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """What a client is sent: the shared tensors, cut to what it can train."""
         return fleet.task(client, {"model": self.sent(server)}, where=self.where(server, fleet, client))
-
-    def loss(self) -> Objective:
-        """What a local step descends."""
-        return self.objective
-
-    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
-        """What a local step reads and does not change."""
-        return client.fixed()
 
     def step(self, client: Client) -> Step:
         """One local update."""

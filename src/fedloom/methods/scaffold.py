@@ -70,7 +70,7 @@ class Scaffold(FedAvg):
         tensors = yield from self.start(client)
         common = client.received("control")
         own: Tensors = client.state.get("control") or {name: torch.zeros_like(c) for name, c in common.items()}
-        fixed = client.fixed(slope={name: c - own[name] for name, c in common.items()})
+        fixed = self.fixed(client, tensors) | {"slope": {name: c - own[name] for name, c in common.items()}}
         fit = yield Fit(tensors, Descent.of(self.loss(), task.train), client.plan(), fixed)
         # A rate of 0, as the end of a schedule may have it, says nothing about the gradient: c_i stays.
         scale = 1 / (fit.steps * task.train.lr) if task.train.lr else 0.0

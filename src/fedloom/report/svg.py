@@ -56,7 +56,7 @@ def nice(low: float, high: float, count: int = 5) -> list[float]:
     """
     span = (high - low) or abs(high) or 1.0
     rough = span / count
-    size = 10 ** floor(log10(rough))
+    size = 10.0 ** floor(log10(rough))
     step = size * next(times for times in (1, 2, 2.5, 5, 10) if times * size >= rough * 0.999)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]

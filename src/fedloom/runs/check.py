@@ -53,10 +53,7 @@ def _tried(world: World, tensors: dict[str, torch.Tensor]) -> tuple[float, int |
     settings = world.study.train.model_dump(include=set(Train.__dataclass_fields__))
     train = Train(**settings | {"steps": STEPS})
     client = world.client(Task(int(world.split.train.sizes.argmax()), 0, train=train), {})
-    method: Any = world.method
-    own = hasattr(method, "fixed")
-    step = Descent.of(method.loss() if own else method.objective, train)
-    fixed = method.fixed(client, tensors) if own else client.fixed()
+    step, fixed = Descent.of(world.method.loss(), train), world.method.fixed(client, tensors)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

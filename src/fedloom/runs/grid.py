@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from fedloom.errors import FedloomError, InputError, Unfit
 from fedloom.runs.evaluation import summarise, to_target
 from fedloom.runs.experiment import Watch
+from fedloom.runs.jobs import as_job, run_jobs
 from fedloom.runs.parallel import cores, run_all, run_each
 from fedloom.runs.result import Result
 from fedloom.runs.start import difference, plain, resume, start
@@ -113,7 +114,8 @@ class Grid:
         for (column, in_column), seed, (row, in_row) in product(self.columns.items(), self.seeds, self.rows.items()):
             try:
                 sections = merged(self.base, in_column, in_row, {"run": {"seed": seed}})
-                cells.append(Cell(row, column, seed, resolve(sections, self._place(column))))
+                study = resolve(sections, self._place(column))
+                cells.append(Cell(row, column, seed, as_job(study) if study.engine.name == "ray" else study))
             except InputError as error:
                 problems += self._sentences(error, column)
         if problems:
@@ -165,8 +167,10 @@ class Grid:
         pending = [cell for cell in cells if not (folder / cell.label / SUMMARY).exists()]
         watches = [partial(announce, cell, cells.index(cell), len(cells)) for cell in pending]
         runs = [partial(_go_on, cell, folder) for cell in pending]
-        together = jobs or _jobs(pending)
-        if together > 1:
+        together, engine = jobs or _jobs(pending), resolve(merged(self.base), self.origin).engine
+        if engine.name == "ray":
+            ended = run_jobs([cell.study for cell in pending], [cell.label for cell in pending], folder, engine)
+        elif together > 1:
             on_cpu = all(cell.study.engine.device == "cpu" for cell in pending)
             ended = run_all(runs, watches, together, folder, fork=on_cpu)
         else:

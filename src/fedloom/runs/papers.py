@@ -8,7 +8,7 @@ columns (a list of names, or names with sections of their own that go on top of 
 
 Where one grid of runs makes several tables, each is a [[tables]] with title, rows (a list, or label = row), columns,
 measures and published numbers of its own, a list with one number a measure (nan: not printed). A measure is a number
-of the summaries, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`: what was spent until an accuracy.
+of the summaries, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`, `macs@0.6`: what was spent until an accuracy.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class Scale(BaseModel):
     differs: str = ""
 
 
+Measure = Annotated[str, Field(pattern=r"^([a-z_]+|(rounds|virtual_seconds|bytes|macs)@(0?\.\d+|1(\.0)?))$")]
+
+
 class Shown(BaseModel):
     """One table over a grid's runs: some rows and columns of it, and one or several numbers a cell."""
 
@@ -51,7 +54,7 @@ class Shown(BaseModel):
     title: str = ""
     rows: dict[str, str] | list[str] | None = None
     columns: list[str] | None = None
-    measures: Annotated[list[str], Field(min_length=1)] = ["global_accuracy"]
+    measures: Annotated[list[Measure], Field(min_length=1)] = ["global_accuracy"]
     published: dict[str, dict[str, list[float]]] = {}
 
     def labels(self, all_of: Mapping[str, Any]) -> dict[str, str]:
@@ -67,7 +70,7 @@ class Paper(BaseModel):
 
     title: str
     source: str
-    measure: str = "global_accuracy"
+    measure: Measure = "global_accuracy"
     paper: str = ""  # the heading under which the page of results shows it; by default the first word of the name
     note: str = ""  # what a reader of the numbers should know
     study: dict[str, Any] = {}
@@ -116,7 +119,8 @@ def read_paper(name: str) -> Published:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}; got {each['input']!r}"
+                 for each in error.errors()]  # fmt: skip
         raise InputError("\n".join(lines)) from error
     _check_names(path, paper)
     return Published(path.stem, name, path, paper)

@@ -1,0 +1,53 @@
+"""What passes the layers of a model on an image's way through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.types import Points
+
+__all__ = ["linears", "tapped"]
+
+
+@contextmanager
+def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool], Tensor]]:
+    """What passes these points in the passes made meanwhile; of several passes, the last.
+
+    >>> with tapped(torch.nn.Sequential(torch.nn.ReLU()), (("0", True),)) as seen:
+    ...     seen
+    {}
+    """
+    seen: dict[tuple[str, bool], Tensor] = {}
+
+    def tap(point: tuple[str, bool]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda layer, inputs, output: seen.update({point: output if point[1] else inputs[0]})
+
+    taps = [module.get_submodule(point[0]).register_forward_hook(tap(point)) for point in points]
+    try:
+        yield seen
+    finally:
+        for each in taps:
+            each.remove()
+
+
+def linears(module: nn.Module, example: Tensor) -> tuple[str, ...]:
+    """Paths of the fully connected layers, in the order in which an example passes them.
+
+    >>> linears(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2))
+    ('0', '2')
+    """
+    order: list[str] = []
+
+    def note(path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda layer, inputs, output: order.append(path)
+
+    for path, layer in module.eval().named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(note(path))
+    with torch.no_grad():
+        module(example)
+    return tuple(dict.fromkeys(order))
