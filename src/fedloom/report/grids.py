@@ -116,7 +116,7 @@ def reproduce_shown(
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> None:
-    """Run a published table, or some rows and columns of it, at a scale; leaves result.md and result.json."""
+    """Run a published table, or some rows and columns of it, at a scale; leaves result.md, result.json and curves."""
     published = read_paper(name)
     grid = grid_of(published, scale, rows, columns)
     if device is not None:
@@ -136,10 +136,12 @@ def reproduce_shown(
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(content, indent=1) + "\n")
     for column in grid.columns:
-        lines = {
-            row: [result for cell, result in done if (cell.row, cell.column) == (row, column)] for row in grid.rows
-        }
-        progress({row: results for row, results in lines.items() if results}, folder / f"curves{plain(column)}.png")
+        groups: dict[str, list[Result]] = {}
+        for cell, result in done:
+            if cell.column == column:
+                groups.setdefault(cell.row, []).append(result)
+        if groups:
+            progress(groups, folder / plain(f"curves {column}.png" if column else "curves.png"))
     (folder / "result.md").write_text(_document(published, scale, tables, grid))
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
@@ -156,9 +158,10 @@ def reproduce_shown(
 # How a measure is called beside a column, its factor, and whether a difference to a published number means something:
 # another clock and other messages do not compare.
 KINDS = {
-    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "accuracy": ("%", 100, True),
-    "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
-    "seconds": ("virtual s", 1, False),
+    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "onlooker": ("onlookers %", 100, True),
+    "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
+    "parameters": ("M parameters", 1e-6, True), "macs": ("M MACs", 1e-6, True),
+    "virtual": ("virtual s", 1, False), "seconds": ("s", 1, False),
 }  # fmt: skip
 
 
