@@ -200,7 +200,8 @@ def list_names(
         own = [f for f in entry.fields if f["name"] not in hidden]
         words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
         name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        rows.append({"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper})
+        told = {"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper}
+        rows.append(told | ({"trainers": ", ".join(entry.trainers)} if kind == "methods" else {}))
     _print_rows(rows)
 
 
@@ -360,6 +361,36 @@ def join(
         name, data, keys, server=server, capacity=capacity, allow=tuple(allow or ()), device=device,
         validation=validation, stay=stay, study=study, least=least, watch=_row, say=_say,
     )  # fmt: skip
+
+
+@app.command("measure")
+def measure_device(
+    model: Annotated[str, typer.Option(help="A name or an import path package.module:Net.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Channels x height x width of an image.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Images that this device trains on.")] = 1000,
+    memory: Annotated[float | None, typer.Option(help="MiB it may use; default: what is free.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Longest time that an epoch may take.")] = None,
+    write: Annotated[Path | None, typer.Option(help="client.toml that the capacity goes into.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure memory and speed of this device: the share of a model that it can train."""
+    from fedloom.deploy.measure import measure
+    from fedloom.report.checks import shape_of
+
+    sides = shape_of(shape)
+    room = None if memory is None else int(memory * 2**20)
+    found = measure(model, sides, classes, samples=samples, memory=room, seconds=seconds)
+    if write is not None:
+        found.write(write)
+    if as_json:
+        sys.stdout.write(f"{found}\n")
+        return
+    sys.stdout.write(
+        f"memory {found.memory_bytes / 2**20:.0f} MiB, speed {found.macs_per_second / 1e9:.2f} GMAC/s\n"
+        f"capacity {found.capacity:g} of {model}: training takes {found.training_bytes / 2**20:.1f} MiB and "
+        f"{found.seconds_per_epoch:.3g} s an epoch of {samples} images\n"
+    )
 
 
 @app.command()

@@ -49,6 +49,8 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "stacked", "graphs")  # by which its fits can really be done
+
     validates: ClassVar[bool] = False  # whether clients decide by their validation data
 
     @property
