@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, linears, macs, skeleton
+from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
@@ -115,6 +115,12 @@ class Network:
             self._cut_shapes[key] = self.units.shapes(dict(key))
         return self._cut_shapes[key]
 
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of every tensor."""
+        state = self.module.state_dict()
+        return {name: self.dtype if each.is_floating_point() else each.dtype for name, each in state.items()}
+
     def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
@@ -154,8 +160,13 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
+            model = {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+            self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
+
+    def saved_bytes(self, tensors: Tensors, batch: int) -> int:
+        """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
+        return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
 
 
 def _refuse_ties(module: nn.Module) -> None:

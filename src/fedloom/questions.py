@@ -9,7 +9,7 @@ from fedloom.client import Client
 from fedloom.readings import Accuracy
 from fedloom.types import Fitted, Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "loss", "remembered", "test"]
+__all__ = ["QUESTIONS", "evaluate", "remembered", "test"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -27,14 +27,6 @@ def test(method: Any, client: Client, task: Task) -> Work[Report]:
     return Report(numbers={"right": float(read["right"].sum()), "samples": float(read["samples"].sum())})
 
 
-def loss(method: Any, client: Client, task: Task) -> Work[Report]:
-    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
-    tensors = yield from method.final(client, task)
-    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
-    count = float(read["samples"].sum())
-    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
-
-
 def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
     """The same work; the client keeps what it last trained, to be judged by it."""
     half, answer = work(client, task), None
@@ -50,4 +42,4 @@ def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, tas
                 client.state["trained"] = each.tensors
 
 
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "test": test, "loss": loss}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "test": test}

@@ -12,6 +12,7 @@ from fedloom.runs import start
 from fedloom.runs.result import Result
 from fedloom.runs.study import resolve
 
+AFRESH = ("serial",)  # every round makes a new model, which need not be better than the last
 BASE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "limit": 400, "public": 40, "validation": 0.2},
     "model": {"name": "lenet5_bn"},

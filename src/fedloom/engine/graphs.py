@@ -419,7 +419,9 @@ class Graphs(Reference):
     def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
         sizes = [each[0] for each in fit.plan.sizes]
         samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
-        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds)
+        return Fitted(
+            tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds, self._memory(fit)
+        )
 
     @torch.no_grad()
     def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:

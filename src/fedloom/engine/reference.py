@@ -60,6 +60,7 @@ class Reference:
 
     def __init__(self, network: Network, *, deadline: float | None = None) -> None:
         self.network, self.deadline = network, deadline
+        self._memories: dict[tuple[object, ...], int] = {}
         self._training, self._still = Eager(network, training=True), Eager(network, training=False)
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
@@ -92,7 +93,9 @@ class Reference:
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
         done = {name: tensor.detach() for name, tensor in tensors.items()}
         seconds = perf_counter() - start
-        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds)
+        return Fitted(
+            done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds, self._memory(fit)
+        )
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
@@ -103,6 +106,20 @@ class Reference:
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
         counted = zip(fit.plan.sizes, fit.plan.variants, strict=True)
         return round(sum(3 * forward[variant] * sizes[0] for sizes, variant in counted))
+
+    def _memory(self, fit: Fit) -> int:
+        """Bytes of the largest step, once a signature: the tensors, their gradients, slots and saved activations."""
+        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
+        largest = max(sizes[0] for sizes in fit.plan.sizes)
+        key = (largest, len(steps), tuple(tensor.shape for tensor in fit.tensors.values()))
+        if key not in self._memories:
+            blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in fit.tensors.items()}
+            trained = {name: tensor for name, tensor in blank.items() if self._trainable(name, tensor)}
+            slots = [tensor for slot in steps[-1].slots(trained).values() for tensor in slot.values()]
+            held = sum(tensor.nbytes for tensor in (*blank.values(), *trained.values(), *slots))
+            seen = steps[-1].seen(fit.tensors, fit.fixed)
+            self._memories[key] = held + self.network.saved_bytes(seen, largest)
+        return self._memories[key]
 
     @torch.no_grad()
     def _measure(self, measure: Measure) -> Tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -11,11 +12,13 @@ import numpy as np
 
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.gap import WHOLE
 from fedloom.readings import Accuracy
 from fedloom.seeds import SERVER, numpy_generator
 from fedloom.types import Measure, Server
 
-__all__ = ["costs", "evaluate", "summarise", "to_target"]
+__all__ = ["costs", "evaluate", "gaps", "summarise", "to_target"]
 
 Row = Mapping[str, Any]
 SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "failures")
@@ -56,9 +59,9 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
     parts = {"model": fleet.shown(server)}
-    asked = np.arange(fleet.size)
-    if fleet.size > most:
-        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
+    asked = fleet.present
+    if len(asked) > most:
+        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(asked, most, replace=False))
     looking_on = fleet.columns.get("onlooker", np.zeros(fleet.size, bool))[asked]
     if looking_on.any():
         told = list(fleet.ask("test", (fleet.task(int(client), parts) for client in asked[looking_on])))
@@ -71,6 +74,15 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         row["worst_local_accuracy"] = float(accuracies[: max(1, len(accuracies) // 10)].mean())
         row["spread_local_accuracy"] = float(accuracies.std())
     return row | {"evaluation_seconds": perf_counter() - begin}
+
+
+def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
+    """How far the round's sub-models ended from the whole model trained alike, on average; `server` is as it began."""
+    trained = sorted({entry["client"] for entry in fleet.ledger if entry["job"] == "work" and not entry["failed"]})
+    whole = {WHOLE: method.sent(server)}
+    tasks = (replace(method.task(server, fleet, client), tensors=whole) for client in trained)
+    told = [answer.numbers for answer in fleet.ask("gap", tasks)]
+    return {name: fmean(each[name] for each in told) for name in ("gap", "update")} if told else {}
 
 
 def to_target(rows: Sequence[Row], target: float) -> dict[str, Any]:
@@ -106,6 +118,9 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
         summary[name] = fmean(known) if known else None
         summary[f"last_{name.removeprefix('mean_')}"] = known[-1] if known else None
     summary["bytes_per_round"] = (summary["upload_bytes"] + summary["download_bytes"]) / len(rows)
+    for name, total in (("gap", "accumulated_gap"), ("update", "accumulated_update")):
+        if any(name in row for row in rows):
+            summary[total] = sum(row.get(name, 0.0) for row in rows)
     summary["seconds"] = sum(row["seconds"] + row.get("evaluation_seconds", 0) for row in rows)
     summary["seconds_per_round"] = median(row["seconds"] for row in rows)
     return summary | ({"target": target} | to_target(rows, target) if target is not None else {})

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.data.partition import Partition, parse
 from fedloom.errors import InputError, choose, oxford
 from fedloom.registry import SLOTS, find, name_of
-from fedloom.settings import checked
+from fedloom.settings import allowed, checked
 
 __all__ = ["SECTIONS", "Study", "method_of", "named", "override", "partition_of", "read", "resolve"]
 
@@ -48,6 +48,7 @@ class Data(Open):
 
     name: str = "digits"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's own data; None: of the test set
     public: Annotated[int, Field(ge=0)] = 0
     normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
     augment: str = "none"
@@ -91,11 +92,12 @@ class Evaluate(Section):
     on: Literal["own", "all", "unseen"] = "own"  # clients' own test parts, the whole test set, groups nobody trained on
     model: Literal["used", "trained"] = "used"  # the model a client really uses, or the one it last trained
     test_stats: Literal["data", "model"] = "data"  # under personal statistics: those of a test image's group, or theirs
+    gap: bool = False  # how far sub-models end from the whole model trained alike; doubles the work and more
     clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 
 
-class EngineOf(Section):
-    """What runs the clients."""
+class EngineOf(Open):
+    """What runs the clients, and what the named engine takes beside this."""
 
     name: str = "auto"
     trainer: Literal["auto", "reference", "stacked", "graphs"] = "auto"
@@ -211,8 +213,15 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
 
 
 def _engine(study: Study) -> None:
-    if study.engine.name != "auto":
-        find("engine", study.engine.name)
+    """Refuse an engine that is not there, lacks a library or does not know a setting."""
+    name, fields = study.engine.name, study.engine.fields
+    make = find("engine", name) if name != "auto" else None
+    own = allowed(f"engine '{name}'", make, ("factory", "workers"))[0] if make else []
+    for key in fields.keys() - set(own):
+        raise choose("setting in [engine]", key, [*EngineOf.model_fields, *own])
+    if make:
+        checked(f"engine '{name}'", make, fields, ("factory", "workers"))
+        getattr(make, "check", dict)(**fields)
 
 
 def _augmentation(study: Study) -> None:

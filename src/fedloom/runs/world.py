@@ -6,11 +6,15 @@ are loaded once and shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,21 +23,34 @@ from fedloom.augment import augmentation_of
 from fedloom.client import Client
 from fedloom.data.dataset import Dataset
 from fedloom.data.levels import count_levels, group_levels, moments
+from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
+from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build
 from fedloom.network import Network
+from fedloom.policies.gap import gap
 from fedloom.questions import QUESTIONS, remembered
+from fedloom.registry import own_modules
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import Augmentation, Images, Report, Samples, Task
+from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
 
+FOLDER = "FEDLOOM_DATA"  # names the folder of data sets
+HERE = uuid4().hex  # this process, for what its workers on one machine share
+UNLOADED = {
+    "validation",
+    "test",
+    "public",
+    "normalise",
+    "augment",
+}  # settings of [data] that do not change what is loaded
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
 
@@ -45,6 +62,7 @@ class World:
     dataset: Dataset
     split: Split
     restored: bool = False  # whether the split is a saved one
+    pages: str = ""  # under which name processes of this machine share the images, if they do
 
     @cached_property
     def method(self) -> Method:
@@ -68,7 +86,11 @@ class World:
         channels = self.dataset.channels
         if self.study.data.normalise == "fixed":
             return Images(x, y, *self._numbers(np.full(channels, 0.5), np.full(channels, 0.5)))
-        return Images(x, y, *self._numbers(*moments(count_levels(self.dataset.x[: self.dataset.trained]))))
+        return Images(x, y, *self._numbers(*self._common()))
+
+    def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each channel over all training images."""
+        return moments(count_levels(self.dataset.x[: self.dataset.trained]))
 
     def _numbers(self, mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of channels as a batch of images wants them."""
@@ -168,6 +190,8 @@ class World:
                 f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
                 "keep some of each client's images aside with --set data.validation=0.1"
             )
+        if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
+            raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
         if self.columns["excluded"].all():
             raise InputError(
                 f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
@@ -184,6 +208,16 @@ class World:
             return Graphs(self.network, deadline=engine.deadline)
         return (Stacked if name == "stacked" else Reference)(self.network, deadline=engine.deadline)
 
+    def elsewhere(self) -> Callable[[], World]:
+        """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
+        study, folder = self.study.model_dump_json(), os.environ.get(FOLDER)
+        return partial(world_there, study, self.split, own_modules(), HERE, folder)
+
+    def settled(self) -> None:
+        """All processes of this machine that should have the data have them: what they share needs no name any more."""
+        if self.pages:
+            forget(self.pages)
+
     @property
     def filter(self) -> Callable[[Client, Report], Report] | None:
         """What is done to reports before they leave a client."""
@@ -195,21 +229,32 @@ class World:
         work = self.method.work
         if self.study.evaluate.model == "trained":
             work = partial(remembered, work)
-        return {"work": work} | {name: partial(ask, self.method) for name, ask in QUESTIONS.items()}
+        return {"work": work} | {name: partial(ask, self.method) for name, ask in (QUESTIONS | {"gap": gap}).items()}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
-        rows = self.split.train.rows if self.method.pooled else self.split.train[task.client]
+        rows, validation, test, capacity = self.device(task.client)
         images = self._own_images(task.client, rows)
         own_test = self.study.evaluate.on == "own"
         return Client(
             task.client, task, self.study.run.seed, self.network,
             train=Samples(images, _rows(rows), self.augmentation),
-            validation=Samples(images, _rows(self.split.validation[task.client])),
-            test=Samples(images, _rows(self.split.test[task.client])) if own_test else self._tested(images),
-            capacity=float(self.columns["capacity"][task.client]),
+            validation=Samples(images, _rows(validation)),
+            test=Samples(images, _rows(test)) if own_test else self._tested(images),
+            capacity=capacity,
             state=state,
         )  # fmt: skip
+
+    def shown(self, server: Server) -> Tensors:
+        """The tensors that clients are sent to evaluate."""
+        tensors: Tensors = self.method.evaluation(server)
+        return tensors
+
+    def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """What a client holds: its rows to train on, to validate with and to test on, and its capacity."""
+        train = self.split.train.rows if self.method.pooled else self.split.train[client]
+        capacity = float(self.columns["capacity"][client])
+        return train, self.split.validation[client], self.split.test[client], capacity
 
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
@@ -233,17 +278,42 @@ def dataset_of(data_json: str) -> Dataset:
     return dataset
 
 
+@lru_cache(maxsize=1)
+def _mapped_dataset(data_json: str, name: str) -> Dataset:
+    return mapped(partial(dataset_of.__wrapped__, data_json), name)
+
+
+def world_there(study_json: str, split: Split, modules: Sequence[str], origin: str, folder: str | None) -> World:
+    """The world of a study in a worker process: data from where they lie, one copy a machine, arithmetic as asked.
+
+    `modules` register what the user wrote. `folder` is where the run's own process finds data sets; a machine that is
+    set up otherwise says so itself.
+    """
+    for module in modules:
+        import_module(module)
+    if folder is not None:
+        os.environ.setdefault(FOLDER, folder)
+    study = Study.model_validate_json(study_json)
+    data_json = study.data.model_dump_json(exclude=UNLOADED)
+    pages = f"{origin}-{crc32(data_json.encode())}"
+    world = World(study, _mapped_dataset(data_json, pages), split, restored=True, pages=pages)
+    if study.engine.device == "cpu":
+        torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = study.engine.precision in ("tf32", "bf16")
+    return world
+
+
 @lru_cache(maxsize=2)
 def world_of(study_json: str, split_file: Path | None = None) -> World:
     """The world of a study (as JSON, so that a spawned worker can be told); with a saved split, that one."""
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise", "augment"}))
+    dataset = dataset_of(study.data.model_dump_json(exclude=UNLOADED))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
         dataset, partition_of(study), study.fleet.clients,
-        validation=study.data.validation, public=study.data.public, seed=study.run.seed,
+        validation=study.data.validation, test=study.data.test, public=study.data.public, seed=study.run.seed,
     )  # fmt: skip
     return World(study, dataset, divided)
