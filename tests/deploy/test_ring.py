@@ -50,6 +50,7 @@ def lines(folder, names, answer, limit=2**28):
     return [Calls(name, folder / "clients" / name, addresses, answer, limit) for name in names]
 
 
+@pytest.mark.slow  # a busy machine says nothing about a time
 def test_a_hop_of_fifty_megabytes_takes_less_than_half_a_second(tmp_path):
     init(tmp_path / "d", ["one", "two"])
     report = Report({f"layer{number}": torch.randn(1250, 1000) for number in range(10)})
