@@ -14,7 +14,7 @@ import click
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, InputError, choose, oxford
+from fedloom.errors import FedloomError, InputError, choose
 
 if TYPE_CHECKING:
     from fedloom.runs.result import Result
@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine", "select", "ray")
+BENCHES = ("reference", "engine", "peers", "scale", "memory", "cutting", "augment", "select", "ray")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -200,7 +200,8 @@ def list_names(
         own = [f for f in entry.fields if f["name"] not in hidden]
         words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
         name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        rows.append({"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper})
+        told = {"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper}
+        rows.append(told | ({"trainers": ", ".join(entry.trainers)} if kind == "methods" else {}))
     _print_rows(rows)
 
 
@@ -232,6 +233,26 @@ def show_partition(
     from fedloom.report.checks import show_split
 
     show_split(dataset, partition, clients, seed, validation, export, picture)
+
+
+@app.command()
+def knowledge(
+    run_dir: RunDir,
+    picture: Annotated[Path | None, typer.Option(help="File of the heat map; default: knowledge.png in it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each participant of a run knows of the others' data and of every class, as a table and a heat map."""
+    from fedloom.report.knowledge import show_knowledge
+
+    show_knowledge(run_dir, picture, as_json=as_json)
+
+
+@app.command()
+def traffic(run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...")], as_json: AsJson = False) -> None:
+    """Who carried how much in some runs: star, peer to peer, ring, from their ledgers."""
+    from fedloom.report.knowledge import show_traffic
+
+    show_traffic(run_dirs, as_json=as_json)
 
 
 @app.command()
@@ -342,24 +363,91 @@ def join(
     )  # fmt: skip
 
 
+@app.command("measure")
+def measure_device(
+    model: Annotated[str, typer.Option(help="A name or an import path package.module:Net.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Channels x height x width of an image.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Images that this device trains on.")] = 1000,
+    memory: Annotated[float | None, typer.Option(help="MiB it may use; default: what is free.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Longest time that an epoch may take.")] = None,
+    write: Annotated[Path | None, typer.Option(help="client.toml that the capacity goes into.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure memory and speed of this device: the share of a model that it can train."""
+    from fedloom.deploy.measure import measure
+    from fedloom.report.checks import shape_of
+
+    sides = shape_of(shape)
+    room = None if memory is None else int(memory * 2**20)
+    found = measure(model, sides, classes, samples=samples, memory=room, seconds=seconds)
+    if write is not None:
+        found.write(write)
+    if as_json:
+        sys.stdout.write(f"{found}\n")
+        return
+    sys.stdout.write(
+        f"memory {found.memory_bytes / 2**20:.0f} MiB, speed {found.macs_per_second / 1e9:.2f} GMAC/s\n"
+        f"capacity {found.capacity:g} of {model}: training takes {found.training_bytes / 2**20:.1f} MiB and "
+        f"{found.seconds_per_epoch:.3g} s an epoch of {samples} images\n"
+    )
+
+
 @app.command()
-def bench(name: Annotated[str, typer.Argument(help=f"What to measure: {oxford(BENCHES)}.")] = "reference") -> None:
+def bench(
+    name: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(BENCHES)}.")] = "reference",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=2, help="Rounds that are timed.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="peers: interleaved repeats.")] = None,
+    works: Annotated[str | None, typer.Option(help="peers: workloads, such as W1,W3.")] = None,
+    only: Annotated[str | None, typer.Option(help="peers: names of peers, separated by commas.")] = None,
+    environments: Annotated[Path | None, typer.Option(help="peers: folder of their environments.")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="scale: most clients a round.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="cutting: training pictures a client.")] = None,
+    width: Annotated[float | None, typer.Option(min=0.01, help="cutting: width of the ResNet-18.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a picture of the result.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:
         raise choose("bench", name, BENCHES)
+    given = {"device": device, "rounds": rounds, "repeats": repeats, "works": works, "only": only,
+             "environments": environments, "most": most, "samples": samples, "width": width}  # fmt: skip
     from importlib import import_module
 
-    _print_rows(getattr(import_module(f"fedloom.bench.{name}"), name)())
+    from fedloom.bench.federation import device_of, machine
+
+    module = import_module(f"fedloom.bench.{name}")
+    measure, options = getattr(module, name), {key: value for key, value in given.items() if value is not None}
+    for option in options.keys() - inspect.signature(measure).parameters.keys():
+        raise InputError(f"bench {name} takes no --{option}; see 'fedloom bench --help'")
+    if plot is not None and not hasattr(module, "plot"):
+        raise InputError(f"bench {name} has no picture; leave --plot out")
+    rows = measure(**options)
+    if plot is not None:
+        module.plot(rows, plot)
+    if as_json:
+        where = machine(device_of(device))
+        sys.stdout.write(json.dumps({"bench": name, "machine": where, "rows": rows}) + "\n")
+        return
+    _print_rows(rows)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], box=None, pad_edge=False, header_style="bold")
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = Table(*names, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:
@@ -377,6 +465,10 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
     from rich.console import Console
 
     Console().print(summary_table([result.summary]))
+    own = result.participants
+    if result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
+        each = " ".join(f"{100 * accuracy:.2f}" for accuracy in own)
+        sys.stdout.write(f"no global model; every participant's own, %: {each}\n")
     if result.summary.get("target") is not None:
         sys.stdout.write(f"{until(result.summary)}\n")
     if picture is not None:

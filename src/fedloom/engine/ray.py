@@ -96,7 +96,7 @@ class Worker:
 
     def settled(self) -> None:
         """All workers have begun."""
-        settle = getattr(self.place, "settled", None)
+        settle = getattr(self.place, "moved_in", None)
         if settle is not None:
             settle()
 

@@ -13,13 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from fedloom.errors import FedloomError
-from fedloom.report.plots import curves
+from fedloom.report.plots import curves, progress
 from fedloom.report.progress import numbers_of
 from fedloom.report.tables import UNTIL, Rows, markdown, rich_table, spread
 from fedloom.runs.experiment import Watch
 from fedloom.runs.grid import Cell, Grid, merged, spreads
 from fedloom.runs.papers import SCALES, Published, Shown, find_papers, grid_of, read_paper
 from fedloom.runs.result import Result
+from fedloom.runs.start import plain
 
 __all__ = ["list_papers", "reproduce_shown", "run_shown"]
 
@@ -134,6 +135,11 @@ def reproduce_shown(
         "differs": paper.scales[scale].differs, "source": paper.source,
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(content, indent=1) + "\n")
+    for column in grid.columns:
+        lines = {
+            row: [result for cell, result in done if (cell.row, cell.column) == (row, column)] for row in grid.rows
+        }
+        progress({row: results for row, results in lines.items() if results}, folder / f"curves{plain(column)}.png")
     (folder / "result.md").write_text(_document(published, scale, tables, grid))
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
@@ -150,9 +156,10 @@ def reproduce_shown(
 # How a measure is called beside a column, its factor, and whether a difference to a published number means something:
 # another clock and other messages do not compare.
 KINDS = {
-    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "accuracy": ("%", 100, True),
-    "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
-    "seconds": ("virtual s", 1, False),
+    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "onlooker": ("onlookers %", 100, True),
+    "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
+    "parameters": ("M parameters", 1e-6, True), "macs": ("M MACs", 1e-6, True),
+    "virtual": ("virtual s", 1, False), "seconds": ("s", 1, False),
 }  # fmt: skip
 
 

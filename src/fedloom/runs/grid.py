@@ -19,7 +19,7 @@ from fedloom.runs.evaluation import to_target
 from fedloom.runs.experiment import Watch
 from fedloom.runs.jobs import as_job, run_jobs
 from fedloom.runs.result import Result
-from fedloom.runs.start import difference, plain, resume, start
+from fedloom.runs.start import difference, plain, resume, settled, start
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
@@ -155,9 +155,10 @@ class Grid:
 def _refuse_another(cell: Cell, place: Path) -> None:
     if (place / "study.json").exists():
         begun = Store.open(place).begun()
-        if begun.model_copy(update={"run": cell.study.run}) != cell.study or begun.run.rounds != cell.study.run.rounds:
+        asked = settled(cell.study, begun)
+        if begun.model_copy(update={"run": asked.run}) != asked or begun.run.rounds != asked.run.rounds:
             raise InputError(
-                f"{place} holds a run of another study: {difference(begun, cell.study)}; use another --out or remove it"
+                f"{place} holds a run of another study: {difference(begun, asked)}; use another --out or remove it"
             )
 
 
