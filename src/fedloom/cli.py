@@ -51,6 +51,7 @@ STUDY_OPTIONS: dict[str, Any] = {
 }
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[STUDY.toml] [METHOD]...", show_default=False)]
+Jobs = Annotated[int, typer.Option(min=0, help="Runs at the same time; 0: as many as the machine allows.")]
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
 
 
@@ -115,6 +116,7 @@ def compare(
     what: Words = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
     baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+    jobs: Jobs = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods over several seeds; repeat the command to go on after an interruption."""
@@ -134,33 +136,40 @@ def compare(
         {name: {"method": {"name": name}} for name in methods},
         seeds=range(first, first + seeds),
         origin=str(file or ""),
+        lenient=True,
     )
     from fedloom.report.grids import run_shown
 
     out = options["out"] or Path("runs") / f"compare-{grid.name}"
-    run_shown(grid, Path(out), as_json=as_json, baseline=baseline)
+    run_shown(grid, Path(out), as_json=as_json, baseline=baseline, jobs=jobs)
 
 
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A published table; see --list.")] = None,
     scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "small",
-    listed: Annotated[bool, typer.Option("--list", help="Show the tables there are.")] = False,
-    out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show the tables there are, and how far they were run.")
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write all results so far as a page; runs nothing.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Run this row only; may be repeated.")] = None,
     column: Annotated[list[str] | None, typer.Option(help="Run this column only; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    jobs: Jobs = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a published table again and show both, side by side."""
-    from fedloom.report.grids import list_papers, reproduce_shown
+    from fedloom.report.published import list_papers, reproduce_shown, write_page
 
     if listed:
-        list_papers(as_json)
+        list_papers(out, as_json)
+    elif page is not None:
+        write_page(page, out)
     elif name is None:
         raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
     else:
-        reproduce_shown(name, scale, out, device, as_json, row or [], column or [])
+        reproduce_shown(name, scale, out, device, as_json, rows=row or (), columns=column or (), jobs=jobs)
 
 
 @app.command()
@@ -256,12 +265,55 @@ def traffic(run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...")
 
 
 @app.command()
-def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt or FILE.safetensors")]) -> None:
-    """Write a run's final model as a file that plain torch loads."""
-    from fedloom.runs.export import export as write
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run; for trackers also one that holds several.")],
+    file: Annotated[Path | None, typer.Argument(help="FILE.pt or FILE.safetensors")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Address of an MLflow server, or a folder.")] = None,
+) -> None:
+    """Write a run's final model as a file that plain torch loads, or its numbers for TensorBoard or MLflow."""
+    if file is None and tensorboard is None and mlflow is None:
+        raise InputError("export needs a file (FILE.pt, FILE.safetensors), --tensorboard FOLDER or --mlflow ADDRESS")
+    if file is not None:
+        from fedloom.runs.export import export as write
 
-    line = write(run_dir, file)
-    sys.stdout.write(f"{file}: the state dict of {line}\n")
+        sys.stdout.write(f"{file}: the state dict of {write(run_dir, file)}\n")
+    if tensorboard is not None:
+        from fedloom.report.trackers import to_tensorboard
+
+        sys.stdout.write(f"{to_tensorboard([run_dir], tensorboard)} run(s); see: tensorboard --logdir {tensorboard}\n")
+    if mlflow is not None:
+        from fedloom.report.trackers import to_mlflow
+
+        sys.stdout.write(f"{to_mlflow([run_dir], mlflow)} run(s) in MLflow at {mlflow}\n")
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders that hold some.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+    baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+) -> None:
+    """Write one self-contained HTML file about some runs."""
+    from fedloom.report.html import write_report
+
+    sys.stdout.write(f"report: {write_report(run_dirs, out, baseline)}\n")
+
+
+@app.command()
+def board(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders that hold some.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = 8300,
+    host: Annotated[str, typer.Option(help="Who may see it: by default this machine alone.")] = "127.0.0.1",
+) -> None:
+    """Follow running studies on a local page that only reads."""
+    from fedloom.report.board import show_board
+
+    show_board(run_dirs, host, port)
 
 
 deploy = typer.Typer(help="Prepare real devices: certificates, keys, settings.", no_args_is_help=True)

@@ -64,6 +64,11 @@ class Result:
         """The lines of `metrics` (one a round) or `clients` (one a task)."""
         return self._store.rows(name)
 
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine."""
+        return self._store.read("environment.json") or {}
+
     def table(self) -> pandas.DataFrame:
         """The summary as a table of one row."""
         import pandas
