@@ -29,20 +29,20 @@ def accuracies(done):
 
 
 def test_a_comparison_on_a_cluster_is_the_comparison(cluster, tmp_path, monkeypatch):
-    done, failures = Grid(BASE, ROWS).run(tmp_path / "far", silent)
+    done, failures, _ = Grid(BASE, ROWS).run(tmp_path / "far", silent)
     assert not failures
-    near, _ = Grid({**BASE, "engine": {"name": "local"}}, ROWS).run(tmp_path / "near", silent)
+    near, *_ = Grid({**BASE, "engine": {"name": "local"}}, ROWS).run(tmp_path / "near", silent)
     assert accuracies(done) == accuracies(near)
     assert all(result.folder == tmp_path / "far" / cell.label for cell, result in done)
     assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["fedavg-0", "fedbn-0"]
     monkeypatch.setattr(jobs, "_run", None)  # nothing is run a second time
-    again, _ = Grid(BASE, ROWS).run(tmp_path / "far", silent)
+    again, *_ = Grid(BASE, ROWS).run(tmp_path / "far", silent)
     assert accuracies(again) == accuracies(done)
 
 
 def test_a_failed_cell_is_named_and_the_others_are_there(cluster, tmp_path):
     rows = ROWS | {"broken": {"method": {"name": "fedavg"}, "engine": {"deadline": 1e-9}}}
-    done, failures = Grid(BASE, rows).run(tmp_path, silent)
+    done, failures, _ = Grid(BASE, rows).run(tmp_path, silent)
     assert {cell.row for cell, _ in done} == {"fedavg", "fedbn"}
     (sentence,) = failures
     assert sentence.startswith("broken-0: round 1: 0 of 3 clients reported")

@@ -15,7 +15,7 @@ from fedloom.fleet.fleet import Fleet
 from fedloom.policies.merge import Mean
 from fedloom.policies.select import Uniform
 from fedloom.types import Named, Report, Server, Train
-from tests.core.small import Normed, Place, fleet_of, images_of, network_of
+from tests.core.small import Normed, Place, Plain, fleet_of, images_of, network_of
 
 NETWORK, IMAGES = network_of(Normed), images_of()
 
@@ -269,3 +269,17 @@ def test_bookkeeping_of_a_hundred_thousand_clients_takes_under_a_second_a_round(
     fleet._news = {int(client): ((1, 0), {"loss": 1.0}) for client in cohort}
     fleet.commit()
     assert time.perf_counter() - begin < 1
+
+
+def test_a_task_does_not_start_from_what_the_same_call_brought():
+    """A client that is asked twice in one call is asked the same, whatever an engine pulls ahead."""
+
+    def echo(client, task):
+        return Report(numbers={"round": float(task.accepted[0])})
+        yield
+
+    place = Place(network_of(Plain), images_of(), [range(2)] * 2, {"work": echo})
+    fleet = fleet_of(place)
+    told = [report.numbers["round"] for report in fleet.run(fleet.task(client) for client in (0, 1, 0, 1))]
+    assert told == [-1.0] * 4
+    assert fleet.accepted(0) == (0, 0)

@@ -215,36 +215,41 @@ class Fleet:
 
     def _stream(self, outcomes: Iterable[Outcome], needed: float) -> Iterator[Report]:
         answered, slowest, before = 0, 0.0, len(self.failed)
-        for outcome in outcomes:
-            report, failure = outcome.report, outcome.failure
-            if failure is not None or report is None:
-                self._fail(
-                    outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
-                )
-                continue
-            if reason := nonsense(report, self.network):
-                self._fail(outcome, "nonsense", reason)
-                continue
-            seconds = outcome.seconds  # measured; on devices that are simulated, computed
-            if "speed" in self.columns:
-                seconds = seconds_of(outcome, self.columns, self.generator("jitter", outcome.client))
-            if outcome.job == "work":
-                stays = self._leaves[outcome.client] - self.elapsed
-                if self.deadline is not None and min(seconds, stays) > self.deadline:
-                    slowest = self.deadline
+        # A task does not start from what others of the same call brought: engines pull them ahead by more or less.
+        news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
+        try:
+            for outcome in outcomes:
+                report, failure = outcome.report, outcome.failure
+                if failure is not None or report is None:
                     self._fail(
-                        outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
+                        outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
                     )
                     continue
-                if seconds > stays:
-                    slowest = max(slowest, stays)
-                    self._fail(outcome, "dropped", f"left after {stays:.3g} of {seconds:.3g} virtual seconds")
+                if reason := nonsense(report, self.network):
+                    self._fail(outcome, "nonsense", reason)
                     continue
-                self._news[outcome.client] = (self.round, self.stage), {**report.numbers, "seconds": seconds}
-            slowest = max(slowest, seconds)
-            self.ledger.append(outcome.entry() | {"virtual_seconds": seconds, "failed": "", "reason": ""})
-            answered += 1
-            yield report
+                seconds = outcome.seconds  # measured; on devices that are simulated, computed
+                if "speed" in self.columns:
+                    seconds = seconds_of(outcome, self.columns, self.generator("jitter", outcome.client))
+                if outcome.job == "work":
+                    stays = self._leaves[outcome.client] - self.elapsed
+                    if self.deadline is not None and min(seconds, stays) > self.deadline:
+                        slowest = self.deadline
+                        self._fail(
+                            outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
+                        )
+                        continue
+                    if seconds > stays:
+                        slowest = max(slowest, stays)
+                        self._fail(outcome, "dropped", f"left after {stays:.3g} of {seconds:.3g} virtual seconds")
+                        continue
+                    news[outcome.client] = (self.round, self.stage), {**report.numbers, "seconds": seconds}
+                slowest = max(slowest, seconds)
+                self.ledger.append(outcome.entry() | {"virtual_seconds": seconds, "failed": "", "reason": ""})
+                answered += 1
+                yield report
+        finally:
+            self._news |= news
         self.elapsed += slowest
         self.require(answered, answered + len(self.failed) - before, needed)
 
