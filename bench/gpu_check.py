@@ -5,6 +5,7 @@ python bench/gpu_check.py agree | speed
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 import time
@@ -15,10 +16,14 @@ import torch
 import fedloom
 from fedloom import wire
 from fedloom.errors import FedloomError
-from fedloom.registry import entries
+from fedloom.registry import entries, find
 
 METHODS = sorted(entries("method"))
-OWN = {"depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]}}
+OWN = {
+    "depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]},
+    "fedea": {"method.population": 3, "method.rounds_each": 2},
+    "fednas": {"model.name": "darts_search"},
+}
 
 
 def final(method: str, trainer: str, out: Path, **more: object) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
@@ -32,7 +37,21 @@ def final(method: str, trainer: str, out: Path, **more: object) -> tuple[dict[st
     return wire.load(path)["tensors"], result.summary
 
 
+class Said(logging.Handler):
+    """What the engine's log said: a step that could not be captured, for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def agree() -> None:
+    """Gaps to the reference; and whether `graphs` really did what a method says it can do (its `trainers`)."""
+    said = Said()
+    logging.getLogger("fedloom.engine").addHandler(said)
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     with tempfile.TemporaryDirectory() as folder:
@@ -41,10 +60,13 @@ def agree() -> None:
                 truth, summary = final(method, "reference", Path(folder))
                 line = f"{method:12s} reference acc {summary['local_accuracy']:.4f} fail {summary['failures']}"
                 for trainer in ("graphs", "stacked"):
+                    said.lines.clear()
                     begin = time.perf_counter()
                     found, other = final(method, trainer, Path(folder))
                     gap = max(float((truth[n].double() - found[n].double()).abs().max()) for n in truth)
                     line += f" | {trainer} gap {gap:.1e} fail {other['failures']} {time.perf_counter() - begin:.1f}s"
+                    if trainer == "graphs" and bool(said.lines) == ("graphs" in find("method", method).trainers):
+                        line += f" CLAIM IS WRONG: {find('method', method).trainers}, log: {said.lines[:1]}"
                 sys.stdout.write(line + "\n")
             except (RuntimeError, ValueError, FedloomError) as error:
                 sys.stdout.write(f"{method} broke: {type(error).__name__}: {str(error)[:300]}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, InputError, choose, oxford
+from fedloom.errors import FedloomError, InputError, choose
 
 if TYPE_CHECKING:
     from fedloom.runs.result import Result
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine", "select", "ray")
+BENCHES = ("reference", "engine", "peers", "scale", "memory", "cutting", "augment", "select", "ray")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -208,7 +209,8 @@ def list_names(
         own = [f for f in entry.fields if f["name"] not in hidden]
         words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
         name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        rows.append({"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper})
+        told = {"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper}
+        rows.append(told | ({"trainers": ", ".join(entry.trainers)} if kind == "methods" else {}))
     _print_rows(rows)
 
 
@@ -240,6 +242,26 @@ def show_partition(
     from fedloom.report.checks import show_split
 
     show_split(dataset, partition, clients, seed, validation, export, picture)
+
+
+@app.command()
+def knowledge(
+    run_dir: RunDir,
+    picture: Annotated[Path | None, typer.Option(help="File of the heat map; default: knowledge.png in it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each participant of a run knows of the others' data and of every class, as a table and a heat map."""
+    from fedloom.report.knowledge import show_knowledge
+
+    show_knowledge(run_dir, picture, as_json=as_json)
+
+
+@app.command()
+def traffic(run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...")], as_json: AsJson = False) -> None:
+    """Who carried how much in some runs: star, peer to peer, ring, from their ledgers."""
+    from fedloom.report.knowledge import show_traffic
+
+    show_traffic(run_dirs, as_json=as_json)
 
 
 @app.command()
@@ -294,24 +316,190 @@ def board(
     show_board(run_dirs, host, port)
 
 
+deploy = typer.Typer(help="Prepare real devices: certificates, keys, settings.", no_args_is_help=True)
+app.add_typer(deploy, name="deploy")
+Keys = Annotated[Path | None, typer.Option(help="Folder with keys and settings, as deploy init wrote it.")]
+
+
+@deploy.command("init")
+def deploy_init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients, called client_0, client_1, ...")] = 2,
+    name: Annotated[list[str] | None, typer.Option(help="A client's name instead; may be repeated.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Name or address of the server; may be repeated.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = 8470,
+) -> None:
+    """Write a private certificate authority, keys and settings for a server and its clients."""
+    from fedloom.deploy.folder import init
+
+    digits = len(str(clients - 1))
+    names = name or [f"client_{number:0{digits}d}" for number in range(clients)]
+    init(folder, names, host or ["127.0.0.1", "localhost"], port)
+    sys.stdout.write(
+        f"{folder / 'server'}: for the server\n{folder / 'clients'}/NAME: for each of {', '.join(names)}\n"
+        f"{folder / 'ca.key'}: signs new clients; keep it to yourself\n"
+    )
+
+
+@deploy.command("add")
+def deploy_add(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of deploy init.")],
+    name: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of new clients.")],
+) -> None:
+    """Make keys for more clients and register them."""
+    from fedloom.deploy.folder import add_clients
+
+    add_clients(folder, name)
+    sys.stdout.write(f"{folder / 'clients'}: {', '.join(name)} added\n")
+
+
 @app.command()
-def bench(name: Annotated[str, typer.Argument(help=f"What to measure: {oxford(BENCHES)}.")] = "reference") -> None:
+def serve(
+    target: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml|RUN_DIR", help="A study, or a served run to go on with.")
+    ],
+    keys: Keys = Path("deploy/server"),
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    least: Annotated[int, typer.Option("--min", min=0, help="Clients to wait for; 0: all that are registered.")] = 0,
+    test: Annotated[Path | None, typer.Option(help="FILE.npz with images to measure the global model on.")] = None,
+    public: Annotated[Path | None, typer.Option(help="FILE.npz with public images that the server may use.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the server half of a study; clients come with 'fedloom join'."""
+    from fedloom.deploy.serve import rounds_of
+    from fedloom.deploy.serve import serve as start
+
+    name, rounds = rounds_of(target)
+    _watched(
+        lambda watch: start(
+            target, keys or Path("deploy/server"), host=host, port=port, least=least, test=test, public=public,
+            watch=watch, say=_say,
+        ),
+        name, rounds, as_json,
+    )  # fmt: skip
+
+
+def _row(row: Mapping[str, Any]) -> None:
+    accuracy = row.get("local_accuracy")
+    _say(f"round {row['round']}" + ("" if accuracy is None else f": own models {accuracy:.1%} on their own test parts"))
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
+
+@app.command()
+def join(
+    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", help="A method without a server.")] = None,
+    *,
+    data: Annotated[Path, typer.Option(help="This device's images: FILE.npz, or a folder with a folder a class.")],
+    name: Annotated[str | None, typer.Option(help="This device's name, as it is registered.")] = None,
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server.")] = None,
+    keys: Keys = None,
+    capacity: Annotated[float | None, typer.Option(help="Share of the model it can train, in (0, 1].")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    allow: Annotated[list[str] | None, typer.Option(help="An import path that a study may name.")] = None,
+    validation: Annotated[float, typer.Option(help="Share for validation where the data have no such part.")] = 0.1,
+    stay: Annotated[bool, typer.Option(help="Wait for the next run when one is over.")] = False,
+    least: Annotated[int, typer.Option("--min", min=0, help="Peers to wait for before the first round; 0: all.")] = 0,
+) -> None:
+    """Be a client: keep the data here, train when asked."""
+    from fedloom.deploy.join import join as start
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves the server on its way out
+    start(
+        name, data, keys, server=server, capacity=capacity, allow=tuple(allow or ()), device=device,
+        validation=validation, stay=stay, study=study, least=least, watch=_row, say=_say,
+    )  # fmt: skip
+
+
+@app.command("measure")
+def measure_device(
+    model: Annotated[str, typer.Option(help="A name or an import path package.module:Net.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Channels x height x width of an image.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Images that this device trains on.")] = 1000,
+    memory: Annotated[float | None, typer.Option(help="MiB it may use; default: what is free.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Longest time that an epoch may take.")] = None,
+    write: Annotated[Path | None, typer.Option(help="client.toml that the capacity goes into.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure memory and speed of this device: the share of a model that it can train."""
+    from fedloom.deploy.measure import measure
+    from fedloom.report.checks import shape_of
+
+    sides = shape_of(shape)
+    room = None if memory is None else int(memory * 2**20)
+    found = measure(model, sides, classes, samples=samples, memory=room, seconds=seconds)
+    if write is not None:
+        found.write(write)
+    if as_json:
+        sys.stdout.write(f"{found}\n")
+        return
+    sys.stdout.write(
+        f"memory {found.memory_bytes / 2**20:.0f} MiB, speed {found.macs_per_second / 1e9:.2f} GMAC/s\n"
+        f"capacity {found.capacity:g} of {model}: training takes {found.training_bytes / 2**20:.1f} MiB and "
+        f"{found.seconds_per_epoch:.3g} s an epoch of {samples} images\n"
+    )
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(BENCHES)}.")] = "reference",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=2, help="Rounds that are timed.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="peers: interleaved repeats.")] = None,
+    works: Annotated[str | None, typer.Option(help="peers: workloads, such as W1,W3.")] = None,
+    only: Annotated[str | None, typer.Option(help="peers: names of peers, separated by commas.")] = None,
+    environments: Annotated[Path | None, typer.Option(help="peers: folder of their environments.")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="scale: most clients a round.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="cutting: training pictures a client.")] = None,
+    width: Annotated[float | None, typer.Option(min=0.01, help="cutting: width of the ResNet-18.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a picture of the result.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Measure speed on this machine."""
     if name not in BENCHES:
         raise choose("bench", name, BENCHES)
+    given = {"device": device, "rounds": rounds, "repeats": repeats, "works": works, "only": only,
+             "environments": environments, "most": most, "samples": samples, "width": width}  # fmt: skip
     from importlib import import_module
 
-    _print_rows(getattr(import_module(f"fedloom.bench.{name}"), name)())
+    from fedloom.bench.federation import device_of, machine
+
+    module = import_module(f"fedloom.bench.{name}")
+    measure, options = getattr(module, name), {key: value for key, value in given.items() if value is not None}
+    for option in options.keys() - inspect.signature(measure).parameters.keys():
+        raise InputError(f"bench {name} takes no --{option}; see 'fedloom bench --help'")
+    if plot is not None and not hasattr(module, "plot"):
+        raise InputError(f"bench {name} has no picture; leave --plot out")
+    rows = measure(**options)
+    if plot is not None:
+        module.plot(rows, plot)
+    if as_json:
+        where = machine(device_of(device))
+        sys.stdout.write(json.dumps({"bench": name, "machine": where, "rows": rows}) + "\n")
+        return
+    _print_rows(rows)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], box=None, pad_edge=False, header_style="bold")
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = Table(*names, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:
@@ -329,6 +517,10 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
     from rich.console import Console
 
     Console().print(summary_table([result.summary]))
+    own = result.participants
+    if result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
+        each = " ".join(f"{100 * accuracy:.2f}" for accuracy in own)
+        sys.stdout.write(f"no global model; every participant's own, %: {each}\n")
     if result.summary.get("target") is not None:
         sys.stdout.write(f"{until(result.summary)}\n")
     if picture is not None:

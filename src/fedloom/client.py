@@ -38,6 +38,7 @@ class Client:
     test: Samples
     capacity: float = 1.0
     state: dict[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, Samples] = field(default_factory=dict)  # the test part by group, where all test on all groups
 
     @property
     def samples(self) -> int:

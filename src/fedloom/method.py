@@ -7,7 +7,7 @@ the data are: `work` trains, `final` makes the model that the client really uses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -48,6 +48,8 @@ class Method:
     pooled: ClassVar[bool] = False  # a bound, no federation: whoever trains sees the data of all clients
 
     public: ClassVar[bool] = False  # whether the server needs public data
+
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "stacked", "graphs")  # by which its fits can really be done
 
     validates: ClassVar[bool] = False  # whether clients decide by their validation data
 
@@ -114,8 +116,8 @@ class Method:
         """The model as the method needs it, for images of a shape; most take it as it is."""
         return build
 
-    def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
-        """The line of Python that builds what `adapt` makes of the model that `line` builds."""
+    def recipe(self, line: str, shape: tuple[int, ...], classes: int, found: Mapping[str, Any]) -> str:
+        """The line of Python that builds what `adapt`, or a search, makes of the model that `line` builds."""
         return line
 
     def found(self, server: Server) -> dict[str, Any]:
@@ -138,7 +140,7 @@ class Method:
 
     def where(self, server: Server, fleet: Fleet, client: int) -> Where | None:
         """The units a client gets, unless it chooses them itself."""
-        if self.cut.reading is not None:
+        if isinstance(self.cut, Whole) or self.cut.reading is not None:
             return None
         generator = fleet.torch_generator("cut", client)
         return self.cut(server.network, fleet.columns["capacity"][client], server.round, generator)

@@ -7,6 +7,7 @@ without weights whose attributes fit their shapes. So a sub-model of any size ru
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cached_property
 
 import torch
@@ -21,6 +22,7 @@ from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleto
 
 __all__ = ["Network"]
 
+SKELETONS = 1024
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -36,17 +38,25 @@ class Network:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         half: bool = False,
+        layout: str = "contiguous",
     ) -> None:
         self.build, self.shape, self.classes = build, shape, classes
         self.dtype, self.device = dtype, torch.device(device)
         self.half = half  # matrix products and convolutions in bfloat16, channels last; tensors stay as they are
         self.module = initialise(build, 0)
+        # Of eleven networks and batch sizes none was slower channels last with one thread in float32, and most were
+        # 1.1 to 1.3 times as fast (docs/benchmarks.md).
+        suitable = self.device.type == "cpu" and dtype == torch.float32
+        self.channels_last = layout == "channels_last" or (
+            layout == "auto" and suitable and _runs_channels_last(self.module, shape)
+        )
         self.names = tuple(self.module.state_dict())
         _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
         ] = {}
+        self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
@@ -83,18 +93,6 @@ class Network:
         )
 
     @cached_property
-    def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters layer by layer, from input to output; a norm belongs to the layer before it."""
-        layers: list[tuple[str, ...]] = []
-        for path, module in self.module.named_modules():
-            own = tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
-            if own and layers and isinstance(module, NORMS):
-                layers[-1] += own
-            elif own:
-                layers.append(own)
-        return tuple(layers)
-
-    @cached_property
     def linears(self) -> tuple[str, ...]:
         """Paths of the fully connected layers, in the order in which an image passes them."""
         return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))
@@ -113,10 +111,19 @@ class Network:
             self._cut_shapes[key] = self.units.shapes(dict(key))
         return self._cut_shapes[key]
 
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of every tensor."""
+        state = self.module.state_dict()
+        return {name: self.dtype if each.is_floating_point() else each.dtype for name, each in state.items()}
+
     def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
+            # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
+            while len(self._skeletons) >= SKELETONS and not self._temporary:
+                self._skeletons.pop(next(iter(self._skeletons)))
             module = skeleton(self._template(tensors), tensors).train(training)
             if scaler:
                 self._scale(module, tensors)
@@ -156,6 +163,23 @@ class Network:
     def saved_bytes(self, tensors: Tensors, batch: int) -> int:
         """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
         return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
+
+
+def _runs_channels_last(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether a network has convolutions over pictures and takes them channels last (one that calls `view` may not)."""
+    if len(shape) != 3 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return False
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # workers are forked later, and threads do not survive that
+    try:
+        with torch.no_grad():
+            trial: nn.Module = deepcopy(module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+            trial(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
+    except RuntimeError:
+        return False
+    finally:
+        torch.set_num_threads(threads)
+    return True
 
 
 def _refuse_ties(module: nn.Module) -> None:

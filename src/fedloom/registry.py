@@ -39,6 +39,7 @@ class Entry(NamedTuple):
     summary: str
     paper: str
     fields: list[dict[str, str]]
+    trainers: list[str] = []  # of a method: those that do its fits, rather than leave them to the reference
 
 
 _registered: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
@@ -132,6 +133,7 @@ def describe(kind: str, name: str, item: Callable[..., Any]) -> Entry:
         summary,
         getattr(item, "__fedloom__", ("", "", ""))[2],
         fields,
+        list(getattr(item, "trainers", ())) if kind == "method" else [],
     )
 
 

@@ -23,7 +23,10 @@ BASE: dict[str, dict[str, Any]] = {
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "metafed": {"method": {"warm_up": 2}},
+    "fedala": {"start": {"most": 3}},
+    "fedcpn": {"start": {"most": 3}},
     "depthfl": {"model": {"name": "cnn4", "widths": [4, 6, 8]}},
+    "fedea": {"method": {"population": 3, "rounds_each": 3}},
     "fednas": {"model": {"name": "darts_search", "width": 4, "cells": 2, "nodes": 1}, "fleet": {"clients": 5}},
 }
 

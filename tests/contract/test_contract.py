@@ -19,7 +19,7 @@ from fedloom.registry import entries, find
 from fedloom.runs import start
 from fedloom.runs.world import World, dataset_of, world_of
 from tests.contract.faults import elsewhere, faulty
-from tests.contract.study import final, rows, run, study_of
+from tests.contract.study import AFRESH, final, rows, run, study_of
 
 OWN_METHOD = "examples.mymethod:MyMethod"  # written outside the package, in 20 lines
 METHODS = [*sorted(entries("method")), OWN_METHOD]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedloom.bench.federation import device_of
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.models.resolve import build
@@ -91,9 +92,9 @@ def _seconds(trainer: Any, fits: Sequence[Fit], device: str) -> float:
     return median(times)
 
 
-def engine() -> list[dict[str, object]]:
+def engine(device: str | None = None) -> list[dict[str, object]]:
     """Seconds for all steps of a workload, median of two after a warm-up; and the ratio to the reference."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(device)
     rows: list[dict[str, object]] = []
     for work in WORKLOADS:
         if device == "cpu" and work.name not in ON_CPU:

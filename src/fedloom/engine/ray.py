@@ -96,7 +96,7 @@ class Worker:
 
     def settled(self) -> None:
         """All workers have begun."""
-        settle = getattr(self.place, "settled", None)
+        settle = getattr(self.place, "moved_in", None)
         if settle is not None:
             settle()
 
@@ -526,6 +526,10 @@ class Ray:
                 self._loose.append((number, task))
         self._loose.extend(slot.bound)
         self._loose = deque(sorted(self._loose, key=lambda numbered: numbered[0]))
+
+    def roll_call(self) -> dict[str, Any]:
+        """Clients neither come nor go."""
+        return {}
 
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """The server's own requests, here."""

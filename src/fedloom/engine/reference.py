@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TypeVar
 
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class Eager:
     """The network as steps and readings use it, with PyTorch's ordinary autograd."""
 
-    def __init__(self, network: Network, *, training: bool) -> None:
-        self.network, self.training = network, training
+    def __init__(self, network: Network, *, training: bool, channels_last: bool = False) -> None:
+        self.network, self.training, self.channels_last = network, training, channels_last
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
@@ -36,13 +37,19 @@ class Eager:
     ) -> tuple[Tensor, list[Tensor]]:
         """The logits, and what passed the points, in their order."""
         module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
-        half, kind = self.network.half, self.network.device.type
-        with tapped(module, points) as seen, torch.autocast(kind, torch.bfloat16, half, cache_enabled=False):
-            logits = module(x.contiguous(memory_format=torch.channels_last) if half else x)
+        if self.channels_last or self.network.half:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with tapped(module, points) as seen, self._precision():
+            logits = module(x)
         read: list[Tensor] = [logits, *(seen[point] for point in points)]
-        if half:
+        if self.network.half:
             read = [each.to(self.network.dtype) for each in read]
         return read[0], read[1:]
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self.network.half:
+            return nullcontext()
+        return torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False)
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""
@@ -61,7 +68,9 @@ class Reference:
     def __init__(self, network: Network, *, deadline: float | None = None) -> None:
         self.network, self.deadline = network, deadline
         self._memories: dict[tuple[object, ...], int] = {}
-        self._training, self._still = Eager(network, training=True), Eager(network, training=False)
+        self._training, self._still = (
+            Eager(network, training=training, channels_last=network.channels_last) for training in (True, False)
+        )
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
         """One answer a request; a request that fails is answered by its exception."""
@@ -76,7 +85,7 @@ class Reference:
     def _fit(self, fit: Fit) -> Fitted:
         start, plan = perf_counter(), fit.plan
         steps: Sequence[Step] = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        tensors = {name: tensor.detach().clone() for name, tensor in fit.tensors.items()}
+        tensors = {name: self._laid(tensor.detach().clone()) for name, tensor in fit.tensors.items()}
         trained = {name: tensor for name, tensor in tensors.items() if self._trainable(name, tensor)}
         for tensor in trained.values():
             tensor.requires_grad_()
@@ -91,11 +100,17 @@ class Reference:
         # Looked at once, after the last step: nothing in the loop waits for the device.
         all_losses, first = torch.cat(losses).double(), torch.cat(losses[: plan.epoch]).double()
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
-        done = {name: tensor.detach() for name, tensor in tensors.items()}
+        # What leaves the trainer is laid out as ever: sums over it give the same bits wherever it travelled.
+        done = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         seconds = perf_counter() - start
         return Fitted(
             done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds, self._memory(fit)
         )
+
+    def _laid(self, tensor: Tensor) -> Tensor:
+        """Kernels as the network's layout wants them."""
+        turned = self.network.channels_last and tensor.ndim == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if turned else tensor
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
@@ -125,7 +140,8 @@ class Reference:
     def _measure(self, measure: Measure) -> Tensors:
         if not len(measure.samples):
             raise ClientError("there are no samples to measure on")
-        model, tensors = (self._training if measure.what.training else self._still), measure.tensors
+        model = self._training if measure.what.training else self._still
+        tensors = {name: self._laid(tensor) for name, tensor in measure.tensors.items()}
         if measure.what.training:
             # Training mode writes running statistics; a measure leaves its tensors alone.
             tensors = {name: t.clone() if name in self.network.buffers else t for name, t in tensors.items()}

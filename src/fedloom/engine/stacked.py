@@ -131,7 +131,7 @@ class Stack:
             totals, losses = torch.vmap(one, randomness="different")(self.tensors, own, batch.x, batch.y)
             leaves = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
             found = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
-        grads = dict(zip(leaves, found, strict=True))
+        grads = joint.step.moving(dict(zip(leaves, found, strict=True)))
         with torch.no_grad():
             if joint.step.clip is not None:
                 _clip_each(grads, joint.step.clip, clients)

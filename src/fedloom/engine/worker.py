@@ -29,10 +29,21 @@ class Trainer(Protocol):
 class Workplace(Protocol):
     """Where clients' data are: what `run` hands to an engine."""
 
-    network: Network
-    trainer: Trainer
-    filter: Callable[[Client, Report], Report] | None
-    jobs: Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]
+    @property
+    def network(self) -> Network:
+        """The model at any width."""
+
+    @property
+    def trainer(self) -> Trainer:
+        """What does the heavy work."""
+
+    @property
+    def filter(self) -> Callable[[Client, Report], Report] | None:
+        """What is done to reports before they leave a client."""
+
+    @property
+    def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
+        """What a task can ask for."""
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""

@@ -73,6 +73,9 @@ class Engine(Protocol):
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """Do the server's own heavy work."""
 
+    def roll_call(self) -> Mapping[str, np.ndarray]:
+        """Columns that may have changed since the last round: who is there, with what; nothing in a simulation."""
+
     def peak_memory(self) -> int | None:
         """Largest memory of all its processes together, in bytes, where it can be known."""
 
@@ -111,7 +114,9 @@ class Fleet:
         self.ledger: list[dict[str, Any]] = []
         self.failed: list[Failure] = []
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
-        out = self.columns.get("excluded", np.zeros(self.size, bool))
+        self._slow: set[int] = set()  # asked in vain until the deadline
+        nobody = np.zeros(self.size, bool)
+        out = self.columns.get("excluded", nobody) | self.columns.get("absent", nobody)
         # Virtual seconds spent: at first, waiting for somebody who may train.
         self.elapsed, self._leaves = presence(self.columns, now, out)
         chance = self.columns.get("availability", np.ones(self.size))
@@ -119,6 +124,11 @@ class Fleet:
         late = np.where(out | (self._leaves <= self.elapsed), np.inf, drawn / chance)
         # A round that would begin with nobody waits for the first who comes.
         self.available = np.flatnonzero(late < max(1.0, np.nextafter(late.min(), np.inf)))
+
+    @property
+    def present(self) -> np.ndarray:
+        """Clients that can be asked at all: everybody, but for real devices that are not connected."""
+        return np.flatnonzero(~self.columns.get("absent", np.zeros(self.size, bool)))
 
     def commit(self) -> None:
         """The round counts: its news become columns."""
@@ -262,16 +272,18 @@ def _wrong(report: Report, network: Network) -> str:
     known = network.classes
     if report.classes is not None and not ((report.classes >= 0) & (report.classes < known)).all():
         return "it votes for classes that do not exist"
-    shapes = network.shapes(report.where)
+    shapes, dtypes = network.shapes(report.where), network.dtypes
     finite: list[Tensor] = []
     for name, value in (
         (name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()
     ):
         if name not in shapes:
             return f"tensor '{name}' is not in the model"
+        if tuple(value.shape) != tuple(shapes[name]):  # before decoding: a few bytes may claim to be a huge tensor
+            return f"tensor '{name}' has shape {tuple(value.shape)}, expected {tuple(shapes[name])}"
+        if value.dtype != dtypes[name]:
+            return f"tensor '{name}' is of {value.dtype}, expected {dtypes[name]}"
         tensor = dense(value)
-        if tensor.shape != shapes[name]:
-            return f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}"
         if tensor.is_floating_point():
             finite.append(tensor)
     # One norm a tensor and one look at all of them: a GPU is not asked to wait sixty times a report.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,8 @@ class Distilled:
 @dataclass(frozen=True)
 class Fjord(FedAvg):
     """Ordered dropout: every step trains a prefix of another width."""
+
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "graphs")  # clients differ in the width of a step
 
     widths: Annotated[tuple[float, ...], "capacities that steps draw from, beside the client's own"] = (
         0.0625, 0.125, 0.25, 0.5, 1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
@@ -34,12 +34,13 @@ REDONE = 5  # times that a round may be lost before the run gives up
 TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
 
 
-def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
-    """Run a study from its last checkpoint to its end; gives the summary."""
-    precision = arithmetic(world.study.engine.device, world.study.engine.precision)
-    with store.claimed(), precision, _engine(store, world) as engine:
+def experiment(store: Store, world: World, watch: Watch, engine: Engine | None = None) -> dict[str, Any]:
+    """Run a study from its last checkpoint to its end, on an engine of its own unless given one; gives the summary."""
+    chosen = world.study.engine
+    given = nullcontext(engine) if engine else _engine(store, world)
+    with store.claimed(), arithmetic(chosen.device, chosen.precision), given as doing:
         try:
-            return Experiment(store, world, engine).run(watch)
+            return Experiment(store, world, doing).run(watch)
         except RunError as error:
             store.write(FAILURE, {"sentence": str(error)})
             raise
@@ -93,7 +94,7 @@ class Experiment:
         self.fleet = Fleet(
             world.columns, self.engine, world.network, world.home(),
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
-            shown=world.method.evaluation,
+            shown=world.shown,
         )  # fmt: skip
         begin = Server(0, world.network.initial(study.run.seed), world.network)
         self.server = self.store.restore(begin, self.fleet, self.engine.states)
@@ -148,6 +149,7 @@ class Experiment:
     def _round(self) -> dict[str, Any]:
         """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
         server, fleet, begin = self.server, self.fleet, perf_counter()
+        fleet.columns |= self.engine.roll_call()
         fleet.begin(server.round, self.train(server.round), sum(row["virtual_seconds"] for row in self.rows))
         forked = replace(server, memory=dict(server.memory))
         serverless = type(self.method).round is Method.round

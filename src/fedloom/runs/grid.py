@@ -22,7 +22,7 @@ from fedloom.runs.experiment import Watch
 from fedloom.runs.jobs import as_job, run_jobs
 from fedloom.runs.parallel import cores, run_all, run_each
 from fedloom.runs.result import Result
-from fedloom.runs.start import difference, plain, resume, start
+from fedloom.runs.start import difference, plain, resume, settled, start
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
@@ -206,13 +206,15 @@ def _jobs(pending: Sequence[Cell]) -> int:
 
 
 def _differs(cell: Cell, begun: Study) -> bool:
-    return begun.model_copy(update={"run": cell.study.run}) != cell.study or begun.run.rounds != cell.study.run.rounds
+    asked = settled(cell.study, begun)
+    return begun.model_copy(update={"run": asked.run}) != asked or begun.run.rounds != asked.run.rounds
 
 
 def _refuse_another(cell: Cell, place: Path) -> None:
     if (place / STUDY).exists() and _differs(cell, begun := Store.open(place).begun()):
         raise InputError(
-            f"{place} holds a run of another study: {difference(begun, cell.study)}; use another --out or remove it"
+            f"{place} holds a run of another study: {difference(begun, settled(cell.study, begun))}; "
+            "use another --out or remove it"
         )
 
 

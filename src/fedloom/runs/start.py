@@ -14,7 +14,7 @@ from fedloom.runs.store import Store
 from fedloom.runs.study import Study, override, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["SHORT", "difference", "plain", "resume", "run", "sections_of", "start"]
+__all__ = ["SHORT", "difference", "plain", "resume", "run", "sections_of", "settled", "start"]
 
 SHORT = {
     "dataset": "data.name", "model": "model.name", "clients": "fleet.clients", "rounds": "run.rounds",
@@ -85,7 +85,7 @@ def start(study: Study, watch: Watch | None = None, label: str = "") -> Result:
     world = world_of(study.model_dump_json())
     world.check()
     name = plain(label or f"{study.method.name}-{study.data.name}-{study.run.seed}")
-    store = Store.create(Path(study.run.out), name, study.model_dump_json(indent=1), world.split)
+    store = Store.create(Path(study.run.out), name, world.settled.model_dump_json(indent=1), world.split)
     return Result(store, experiment(store, world, watch or _nobody))
 
 
@@ -107,6 +107,14 @@ def resume(folder: Path, watch: Watch | None = None) -> Result:
 
 def _nobody(row: Mapping[str, Any]) -> None:
     """Watches nothing."""
+
+
+def settled(asked: Study, begun: Study) -> Study:
+    """What is asked, with what it leaves open ("auto") as it was decided when the run began."""
+    decided = {
+        name: getattr(begun.engine, name) for name in ("layout", "trainer") if getattr(asked.engine, name) == "auto"
+    }
+    return asked.model_copy(update={"engine": asked.engine.model_copy(update=decided)})
 
 
 def difference(before: Study, after: Study) -> str:

@@ -61,6 +61,7 @@ class FleetOf(Open):
     clients: Positive = 10
     weak: Literal["refuse", "exclude", "ignore"] = "refuse"
     deadline: Annotated[float, Field(gt=0)] | None = None  # virtual seconds a stage may take
+    onlookers: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of the clients that never train; they test the model
     trace: str | None = None  # when devices are there: a shape, or a CSV file of windows
     day: Annotated[float, Field(gt=0)] = 86400.0  # virtual seconds of a shape's day
 
@@ -103,6 +104,7 @@ class EngineOf(Open):
     workers: Annotated[int, Field(ge=0)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"  # of pictures and kernels, on a CPU
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
     deadline: Annotated[float, Field(gt=0)] | None = None
 
@@ -213,6 +215,8 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
 
 def _engine(study: Study) -> None:
     """Refuse an engine that is not there, lacks a library or does not know a setting."""
+    if study.engine.layout == "channels_last" and study.engine.device == "cuda":
+        raise InputError("engine.layout 'channels_last' is for the CPU; on a GPU engine.precision=bf16 brings it")
     name, fields = study.engine.name, study.engine.fields
     make = find("engine", name) if name != "auto" else None
     own = allowed(f"engine '{name}'", make, ("factory", "workers"))[0] if make else []
