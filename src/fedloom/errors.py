@@ -54,8 +54,8 @@ class ClientError(FedloomError):
 class Interrupted(FedloomError):
     """The user stopped a run; everything up to its last finished round is safe in `folder`."""
 
-    def __init__(self, folder: Path, signal_number: int, command: str = "") -> None:
-        super().__init__(f"stopped; nothing is lost. Go on with: {command or f'fedloom resume {folder}'}")
+    def __init__(self, folder: Path, signal_number: int, how: str = "") -> None:
+        super().__init__(f"stopped; nothing is lost. {how or f'Go on with: fedloom resume {folder}'}")
         self.folder = folder
         self.exit_code = 128 + signal_number  # as shells do
 

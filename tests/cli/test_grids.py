@@ -312,7 +312,7 @@ def test_runs_side_by_side_give_the_same_numbers(command):
     ended = command(*TOGETHER, "--out", "two")
     stop.join()
     assert ended.code == 130, ended.err
-    assert "the same command" in ended.err
+    assert "Repeat the command" in ended.err
     assert multiprocessing.active_children() == []
     again = command(*TOGETHER, "--out", "two")
     assert again.code == 0, again.err

@@ -235,7 +235,7 @@ def _said(value: object) -> str:
 KINDS = {
     "worst": ("worst %", 100, True), "local": ("local %", 100, True), "onlooker": ("onlookers %", 100, True),
     "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
-    "parameters": ("M parameters", 1e-6, True), "macs": ("M MACs", 1e-6, True),
+    "parameters": ("M parameters", 1e-6, True), "train_macs": ("GMACs", 1e-9, True), "macs": ("M MACs", 1e-6, True),
     "virtual": ("virtual s", 1, False), "seconds": ("s", 1, False),
 }  # fmt: skip
 

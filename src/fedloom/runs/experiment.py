@@ -36,9 +36,8 @@ TIMES = 20  # evaluations and checkpoints a run, about, unless the study says ot
 
 def experiment(store: Store, world: World, watch: Watch, engine: Engine | None = None) -> dict[str, Any]:
     """Run a study from its last checkpoint to its end, on an engine of its own unless given one; gives the summary."""
-    chosen = world.study.engine
-    given = nullcontext(engine) if engine else _engine(store, world)
-    with store.claimed(), arithmetic(chosen.device, chosen.precision), given as doing:
+    precision = arithmetic(world.study.engine.device, world.study.engine.precision)
+    with store.claimed(), precision, nullcontext(engine) if engine else _engine(store, world) as doing:
         try:
             return Experiment(store, world, doing).run(watch)
         except RunError as error:

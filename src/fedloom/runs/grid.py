@@ -212,10 +212,8 @@ def _differs(cell: Cell, begun: Study) -> bool:
 
 def _refuse_another(cell: Cell, place: Path) -> None:
     if (place / STUDY).exists() and _differs(cell, begun := Store.open(place).begun()):
-        raise InputError(
-            f"{place} holds a run of another study: {difference(begun, settled(cell.study, begun))}; "
-            "use another --out or remove it"
-        )
+        changed = difference(begun, settled(cell.study, begun))
+        raise InputError(f"{place} holds a run of another study: {changed}; use another --out or remove it")
 
 
 def _go_on(cell: Cell, folder: Path, watch: Watch) -> None:

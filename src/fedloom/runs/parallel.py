@@ -24,7 +24,7 @@ from fedloom.runs.signals import Signals
 __all__ = ["cores", "run_all", "run_each"]
 
 GIBIBYTE = 2**30
-AGAIN = "the same command"
+AGAIN = "Repeat the command to go on"
 Go = Callable[[Watch], None]  # one run, told whom to show its rounds to
 Begin = Callable[[], Watch]  # called when a run begins
 Ended = tuple[int, FedloomError | None]  # number of a run, and why it failed if it did
