@@ -327,6 +327,25 @@ def _interrupt_after(path):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
+def test_a_killed_comparison_loses_nothing(command, tmp_path):
+    """SIGKILL of the whole comparison while two runs are under way, at several moments; repeated, it ends the same."""
+    words = TOGETHER
+    whole = command(*words, "--jobs", 1, "--engine", "local", "--out", "whole").last
+    line = [sys.executable, "-m", "fedloom.cli", *map(str, words), "--out", "out"]
+    for name in ("fedavg-0/study.json", "fedprox-0/checkpoint.json"):
+        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not (tmp_path / "out" / name).exists() and process.poll() is None:
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        time.sleep(1)  # its runs end by themselves
+    again = command(*words, "--out", "out")
+    assert again.code == 0, again.err
+    assert numbers(again.last) == numbers(whole)
+
+
 def test_a_run_that_is_under_way_is_not_touched(command, tmp_path):
     assert command("compare", "fedavg", *SMALL, "--rounds", 1, "--out", "out", "--json").code == 0
     (tmp_path / "out" / "fedavg-0" / "summary.json").unlink()

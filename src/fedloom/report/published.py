@@ -19,10 +19,12 @@ from rich.console import Console
 
 from fedloom.errors import InputError, Interrupted
 from fedloom.report.grids import announced, refuse
+from fedloom.report.plots import progress
 from fedloom.report.tables import Rows, markdown, rich_table, spread
 from fedloom.runs.grid import Cell, Grid, Spread, merged, number_of
 from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
 from fedloom.runs.result import Result
+from fedloom.runs.start import plain
 
 __all__ = ["list_papers", "reproduce_shown", "write_page"]
 
@@ -122,13 +124,18 @@ def reproduce_shown(
         _write_result(published, scale, folder)
         raise
     content = _write_result(published, scale, folder)
+    for column in grid.columns:
+        lines = {
+            row: [result for cell, result in ran.done if (cell.row, cell.column) == (row, column)] for row in grid.rows
+        }
+        progress({row: results for row, results in lines.items() if results}, folder / f"curves{plain(column)}.png")
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
-        for title, lines in _tables(content).items():
+        for title, shown in _tables(content).items():
             if title:
                 Console().print(f"\n[italic]{title}[/italic]")
-            Console().print(rich_table("", lines))
+            Console().print(rich_table("", shown))
         sys.stdout.write(f"{content['differs'] or 'as published'}\nresult: {folder / 'result.md'}\n")
     refuse(ran.failures)
 
@@ -227,10 +234,9 @@ def _said(value: object) -> str:
 # another clock and other messages do not compare.
 KINDS = {
     "worst": ("worst %", 100, True), "local": ("local %", 100, True), "onlooker": ("onlookers %", 100, True),
-    "accuracy": ("%", 100, True),
-    "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False), "virtual": ("virtual s", 1, False),
-    "seconds": ("s", 1, False),
-    "train_macs": ("GMACs", 1e-9, True), "macs": ("MMACs", 1e-6, True), "parameters": ("k parameters", 1e-3, True),
+    "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
+    "parameters": ("M parameters", 1e-6, True), "train_macs": ("GMACs", 1e-9, True), "macs": ("M MACs", 1e-6, True),
+    "virtual": ("virtual s", 1, False), "seconds": ("s", 1, False),
 }  # fmt: skip
 
 
