@@ -15,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/fedloom demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

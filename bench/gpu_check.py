@@ -19,7 +19,11 @@ from fedloom.errors import FedloomError
 from fedloom.registry import entries, find
 
 METHODS = sorted(entries("method"))
-OWN = {"depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]}}
+OWN = {
+    "depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]},
+    "fedea": {"method.population": 3, "method.rounds_each": 2},
+    "fednas": {"model.name": "darts_search"},
+}
 
 
 def final(method: str, trainer: str, out: Path, **more: object) -> tuple[dict[str, torch.Tensor], dict[str, object]]:

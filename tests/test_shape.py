@@ -23,6 +23,7 @@ LAYERS = [
     {"method"},
     {"methods"},
     {"runs", "bench"},
+    {"deploy"},
     {"report"},
     {"cli"},
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 KINDS = ("methods", "datasets", "models", "partitions", "fleets", "policies", "engines")
-BENCHES = ("reference", "engine", "peers", "scale", "memory", "cutting")
+BENCHES = ("reference", "engine", "peers", "scale", "memory", "cutting", "augment", "select", "ray")
 
 # The options that describe a study, the same for every command that takes one.
 STUDY_OPTIONS: dict[str, Any] = {
@@ -36,7 +37,7 @@ STUDY_OPTIONS: dict[str, Any] = {
     "model": Annotated[str | None, typer.Option(help="Model: a name or an import path package.module:Net.")],
     "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
     "rounds": Annotated[int | None, typer.Option(help="Number of rounds.")],
-    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed.")],
+    "fleet": Annotated[str | None, typer.Option(help="Devices: uniform, low, high, mixed, measured.")],
     "partition": Annotated[str | None, typer.Option(help="Split: iid, classes:2, dirichlet:0.1, domain, writer.")],
     "select": Annotated[str | None, typer.Option(help="Who trains in a round.")],
     "share": Annotated[str | None, typer.Option(help="Which tensors travel.")],
@@ -241,6 +242,105 @@ def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt o
 
     line = write(run_dir, file)
     sys.stdout.write(f"{file}: the state dict of {line}\n")
+
+
+deploy = typer.Typer(help="Prepare real devices: certificates, keys, settings.", no_args_is_help=True)
+app.add_typer(deploy, name="deploy")
+Keys = Annotated[Path | None, typer.Option(help="Folder with keys and settings, as deploy init wrote it.")]
+
+
+@deploy.command("init")
+def deploy_init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients, called client_0, client_1, ...")] = 2,
+    name: Annotated[list[str] | None, typer.Option(help="A client's name instead; may be repeated.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Name or address of the server; may be repeated.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = 8470,
+) -> None:
+    """Write a private certificate authority, keys and settings for a server and its clients."""
+    from fedloom.deploy.folder import init
+
+    digits = len(str(clients - 1))
+    names = name or [f"client_{number:0{digits}d}" for number in range(clients)]
+    init(folder, names, host or ["127.0.0.1", "localhost"], port)
+    sys.stdout.write(
+        f"{folder / 'server'}: for the server\n{folder / 'clients'}/NAME: for each of {', '.join(names)}\n"
+        f"{folder / 'ca.key'}: signs new clients; keep it to yourself\n"
+    )
+
+
+@deploy.command("add")
+def deploy_add(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of deploy init.")],
+    name: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of new clients.")],
+) -> None:
+    """Make keys for more clients and register them."""
+    from fedloom.deploy.folder import add_clients
+
+    add_clients(folder, name)
+    sys.stdout.write(f"{folder / 'clients'}: {', '.join(name)} added\n")
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml|RUN_DIR", help="A study, or a served run to go on with.")
+    ],
+    keys: Keys = Path("deploy/server"),
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    least: Annotated[int, typer.Option("--min", min=0, help="Clients to wait for; 0: all that are registered.")] = 0,
+    test: Annotated[Path | None, typer.Option(help="FILE.npz with images to measure the global model on.")] = None,
+    public: Annotated[Path | None, typer.Option(help="FILE.npz with public images that the server may use.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the server half of a study; clients come with 'fedloom join'."""
+    from fedloom.deploy.serve import rounds_of
+    from fedloom.deploy.serve import serve as start
+
+    name, rounds = rounds_of(target)
+    _watched(
+        lambda watch: start(
+            target, keys or Path("deploy/server"), host=host, port=port, least=least, test=test, public=public,
+            watch=watch, say=_say,
+        ),
+        name, rounds, as_json,
+    )  # fmt: skip
+
+
+def _row(row: Mapping[str, Any]) -> None:
+    accuracy = row.get("local_accuracy")
+    _say(f"round {row['round']}" + ("" if accuracy is None else f": own models {accuracy:.1%} on their own test parts"))
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
+
+@app.command()
+def join(
+    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", help="A method without a server.")] = None,
+    *,
+    data: Annotated[Path, typer.Option(help="This device's images: FILE.npz, or a folder with a folder a class.")],
+    name: Annotated[str | None, typer.Option(help="This device's name, as it is registered.")] = None,
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server.")] = None,
+    keys: Keys = None,
+    capacity: Annotated[float | None, typer.Option(help="Share of the model it can train, in (0, 1].")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    allow: Annotated[list[str] | None, typer.Option(help="An import path that a study may name.")] = None,
+    validation: Annotated[float, typer.Option(help="Share for validation where the data have no such part.")] = 0.1,
+    stay: Annotated[bool, typer.Option(help="Wait for the next run when one is over.")] = False,
+    least: Annotated[int, typer.Option("--min", min=0, help="Peers to wait for before the first round; 0: all.")] = 0,
+) -> None:
+    """Be a client: keep the data here, train when asked."""
+    from fedloom.deploy.join import join as start
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves the server on its way out
+    start(
+        name, data, keys, server=server, capacity=capacity, allow=tuple(allow or ()), device=device,
+        validation=validation, stay=stay, study=study, least=least, watch=_row, say=_say,
+    )  # fmt: skip
 
 
 @app.command()

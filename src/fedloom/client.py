@@ -18,7 +18,7 @@ from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
 from fedloom.types import NEVER, Images, Moment, Plan, Samples, Task, Tensors, Train, Where
 
-__all__ = ["Client", "States", "batches_of"]
+__all__ = ["Client", "States", "batches_of", "moment_of", "state_file"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class Client:
     test: Samples
     capacity: float = 1.0
     state: dict[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, Samples] = field(default_factory=dict)  # the test part by group, where all test on all groups
 
     @property
     def samples(self) -> int:
@@ -190,19 +191,31 @@ class States:
         """Remember a version that the client's report would bring into force."""
         self._versions.setdefault(client, {})[moment] = state
 
+    def settle(self, client: int, accepted: Moment) -> tuple[Moment, dict[str, Any] | Path] | None:
+        """The accepted version and its moment, if there is one; older ones are forgotten."""
+        versions = self._versions.get(client, {})
+        counted = [moment for moment in versions if moment <= accepted]
+        if not counted:
+            return None
+        newest = max(counted)
+        for moment in counted:
+            if moment != newest:
+                del versions[moment]
+        return newest, versions[newest]
+
+    def replace(self, client: int, moment: Moment, state: dict[str, Any]) -> None:
+        """Forget what is known of a client: this is its state."""
+        self._versions[client] = {moment: state}
+
     def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
         """Write the accepted version of every client once, forget older ones, and name the files by client."""
         files = {}
-        for client, versions in sorted(self._versions.items()):
-            counted = [moment for moment in versions if moment <= accepted.get(client, NEVER)]
-            if not counted:
+        for client in sorted(self._versions):
+            settled = self.settle(client, accepted.get(client, NEVER))
+            if settled is None:
                 continue
-            newest = max(counted)
-            for moment in counted:
-                if moment != newest:
-                    del versions[moment]
-            path = folder / f"client-{client}-{newest[0]}-{newest[1]}.safetensors"
-            version = versions[newest]
+            moment, version = settled
+            path = folder / state_file(client, moment)
             if path.name not in self._written:
                 wire.save(version if isinstance(version, dict) else wire.load(version), path)
             self._written.add(path.name)
@@ -210,8 +223,22 @@ class States:
         return files
 
     def restore(self, folder: Path, files: Mapping[str, str]) -> None:
-        """Take over what a checkpoint names; files are read when their client is next asked."""
-        self._written = set(files.values())
+        """Take over what a checkpoint names, nothing else; files are read when their client is next asked."""
+        self._written, self._versions = set(files.values()), {}
         for client, name in files.items():
-            *_, round, stage = Path(name).stem.split("-")
-            self._versions[int(client)] = {(int(round), int(stage)): folder / name}
+            self._versions[int(client)] = {moment_of(name): folder / name}
+
+
+def state_file(client: int, moment: Moment) -> str:
+    """The name of the file of a client's state.
+
+    >>> state_file(7, (3, 0)), moment_of("client-7-3-0.safetensors")
+    ('client-7-3-0.safetensors', (3, 0))
+    """
+    return f"client-{client}-{moment[0]}-{moment[1]}.safetensors"
+
+
+def moment_of(name: str) -> Moment:
+    """The moment that a state file's name tells."""
+    *_, round, stage = Path(name).stem.split("-")
+    return int(round), int(stage)

@@ -35,6 +35,11 @@ class Sparse:
         return cls(tuple(tensor.shape), flat[positions], places, partial)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tensor's elements."""
+        return self.values.dtype
+
+    @property
     def mask(self) -> Tensor:
         """Which elements travelled, in the tensor's shape."""
         size = torch.Size(self.shape).numel()
@@ -66,6 +71,11 @@ class Ternary:
     shape: tuple[int, ...]
     packed: Tensor
     scale: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tensor's elements."""
+        return self.scale.dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> Ternary:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RunError", "choose", "oxford"]
+__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RoundLost", "RunError", "choose", "oxford"]
 
 
 class FedloomError(Exception):
@@ -25,6 +25,14 @@ class RunError(FedloomError):
     """A run could not go on (quorum lost, a worker that cannot be started)."""
 
 
+class RoundLost(RunError):
+    """A worker died and took with it what its round needs: the round, or all since the last checkpoint, is redone."""
+
+    def __init__(self, message: str, *, before: bool) -> None:
+        super().__init__(message)
+        self.before = before  # whether states of earlier rounds are gone too, so that the last checkpoint is needed
+
+
 class ClientError(FedloomError):
     """A client's work failed; the round goes on without it."""
 
@@ -32,8 +40,8 @@ class ClientError(FedloomError):
 class Interrupted(FedloomError):
     """The user stopped a run; everything up to its last finished round is safe in `folder`."""
 
-    def __init__(self, folder: Path, signal_number: int) -> None:
-        super().__init__(f"stopped; nothing is lost. Go on with: fedloom resume {folder}")
+    def __init__(self, folder: Path, signal_number: int, command: str = "") -> None:
+        super().__init__(f"stopped; nothing is lost. Go on with: {command or f'fedloom resume {folder}'}")
         self.folder = folder
         self.exit_code = 128 + signal_number  # as shells do
 

@@ -7,7 +7,7 @@ the data are: `work` trains, `final` makes the model that the client really uses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -116,8 +116,8 @@ class Method:
         """The model as the method needs it, for images of a shape; most take it as it is."""
         return build
 
-    def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
-        """The line of Python that builds what `adapt` makes of the model that `line` builds."""
+    def recipe(self, line: str, shape: tuple[int, ...], classes: int, found: Mapping[str, Any]) -> str:
+        """The line of Python that builds what `adapt`, or a search, makes of the model that `line` builds."""
         return line
 
     def found(self, server: Server) -> dict[str, Any]:

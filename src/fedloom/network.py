@@ -18,10 +18,11 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, linears, macs, skeleton
+from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
+SKELETONS = 1024
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -55,6 +56,7 @@ class Network:
         self._skeletons: dict[
             tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
         ] = {}
+        self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
@@ -91,18 +93,6 @@ class Network:
         )
 
     @cached_property
-    def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters layer by layer, from input to output; a norm belongs to the layer before it."""
-        layers: list[tuple[str, ...]] = []
-        for path, module in self.module.named_modules():
-            own = tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
-            if own and layers and isinstance(module, NORMS):
-                layers[-1] += own
-            elif own:
-                layers.append(own)
-        return tuple(layers)
-
-    @cached_property
     def linears(self) -> tuple[str, ...]:
         """Paths of the fully connected layers, in the order in which an image passes them."""
         return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))
@@ -121,10 +111,19 @@ class Network:
             self._cut_shapes[key] = self.units.shapes(dict(key))
         return self._cut_shapes[key]
 
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of every tensor."""
+        state = self.module.state_dict()
+        return {name: self.dtype if each.is_floating_point() else each.dtype for name, each in state.items()}
+
     def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
         key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
+            # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
+            while len(self._skeletons) >= SKELETONS and not self._temporary:
+                self._skeletons.pop(next(iter(self._skeletons)))
             module = skeleton(self._template(tensors), tensors).train(training)
             if scaler:
                 self._scale(module, tensors)
@@ -157,8 +156,13 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            self._macs[key] = macs(self._template(tensors), tensors, torch.empty(1, *self.shape, dtype=self.dtype))
+            model = {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+            self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
+
+    def saved_bytes(self, tensors: Tensors, batch: int) -> int:
+        """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
+        return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
 
 
 def _runs_channels_last(module: nn.Module, shape: tuple[int, ...]) -> bool:

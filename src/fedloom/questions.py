@@ -7,41 +7,27 @@ from typing import Any
 
 from fedloom.client import Client
 from fedloom.readings import Accuracy
-from fedloom.types import Fitted, Measure, Report, Task, Work
+from fedloom.types import Measure, Report, Task, Work
 
-__all__ = ["QUESTIONS", "evaluate", "loss", "remembered"]
+__all__ = ["QUESTIONS", "evaluate", "test"]
 
 
 def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     """How good is the model you really use (or the one you last trained, where that is kept), on your test part?"""
     tensors = client.state.get("trained") or (yield from method.final(client, task))
-    read = yield Measure(tensors, Accuracy(), client.test)
-    count = float(read["samples"].sum())
-    numbers = {"accuracy": float(read["right"].sum()) / count, "loss": float(read["loss"]) / count, "samples": count}
+    parts = client.groups or {"": client.test}
+    reads = yield tuple(Measure(tensors, Accuracy(), part) for part in parts.values())
+    rights, losses, counts = ([float(read[key].sum()) for read in reads] for key in ("right", "loss", "samples"))
+    count = sum(counts)
+    numbers = {"accuracy": sum(rights) / count, "loss": sum(losses) / count, "samples": count}
+    numbers |= {f"accuracy_{name}": rights[at] / counts[at] for at, name in enumerate(parts) if name}
     return Report(numbers=numbers, weight=count)
 
 
-def loss(method: Any, client: Client, task: Task) -> Work[Report]:
-    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
-    tensors = yield from method.final(client, task)
-    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
-    count = float(read["samples"].sum())
-    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
+def test(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How good is the model as it was sent, on your test part?"""
+    read = yield Measure((yield from method.start(client)), Accuracy(), client.test)
+    return Report(numbers={"right": float(read["right"].sum()), "samples": float(read["samples"].sum())})
 
 
-def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
-    """The same work; the client keeps what it last trained, to be judged by it."""
-    half, answer = work(client, task), None
-    while True:
-        try:
-            asked = half.send(answer)
-        except StopIteration as stop:
-            report: Report = stop.value
-            return report
-        answer = yield asked
-        for each in answer if isinstance(answer, tuple) else (answer,):
-            if isinstance(each, Fitted):
-                client.state["trained"] = each.tensors
-
-
-QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "loss": loss}
+QUESTIONS: dict[str, Callable[[Any, Client, Task], Work[Report]]] = {"evaluate": evaluate, "test": test}

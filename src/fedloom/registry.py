@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedloom.errors import InputError, choose
 
-__all__ = ["KINDS", "Entry", "describe", "entries", "find", "name_of", "register"]
+__all__ = ["KINDS", "Entry", "describe", "entries", "find", "name_of", "own_modules", "register"]
 
 SLOTS = ("select", "cut", "share", "start", "objective", "merge", "topology", "filter")
 KINDS = ("method", *SLOTS, "score", "dataset", "model", "partition", "fleet", "engine")
@@ -63,6 +63,12 @@ def name_of(item: object) -> str:
     marked = item if inspect.isroutine(item) or inspect.isclass(item) else type(item)
     mark = marked.__dict__.get("__fedloom__")
     return mark[1] if mark else f"{marked.__module__}:{marked.__qualname__}"
+
+
+def own_modules() -> list[str]:
+    """The user's modules that registered something, for another process to import."""
+    found = {item.__module__ for items in _registered.values() for item in items.values()}
+    return sorted(name for name in found if name.partition(".")[0] not in ("fedloom", "__main__"))
 
 
 @cache

@@ -108,7 +108,8 @@ class Descent:
 
     `view` may narrow the tensors before the model sees them (FjORD's width of the step): what the step does not see, it
     does not move, not by momentum or weight decay either. `make` makes the model where what is trained is not the model
-    itself (mixing weights, a few layers of it), of it and of what is fixed; statistics of its norms are not kept.
+    itself (mixing weights), of it and of what is fixed; statistics of its norms are not kept. `only` names the tensors
+    that move; the others rest.
     """
 
     objective: Objective
@@ -117,6 +118,7 @@ class Descent:
     view: View | None = None
     passes: float = 1
     make: Callable[[Tensors, Fixed], Tensors] | None = None
+    only: frozenset[str] | None = None
 
     @classmethod
     def of(cls, objective: Objective, train: Train, view: View | None = None) -> Descent:
@@ -131,6 +133,10 @@ class Descent:
         """The tensors that the model sees."""
         tensors = self.view(tensors) if self.view else tensors
         return self.make(tensors, fixed) if self.make else tensors
+
+    def moving(self, grads: Tensors) -> Tensors:
+        """The gradients that count."""
+        return grads if self.only is None else {name: grad for name, grad in grads.items() if name in self.only}
 
     def loss(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """The objective as a function of what is trained."""
@@ -148,6 +154,7 @@ class Descent:
                 tensor.requires_grad_(whole[name].requires_grad)
             slots = {k: self.view(slot) if slot.keys() <= whole.keys() else slot for k, slot in slots.items()}
         grads, losses = model.grad(lambda current: self.loss(model, current, batches[0], fixed), tensors)
+        grads = self.moving(grads)
         if self.clip is not None:
             clip_(grads, self.clip)
         self.optimizer.update(tensors, slots, grads, fixed["lr"])

@@ -123,25 +123,15 @@ class Outcome:
     upload_bytes: int = 0
     macs: int = 0
     seconds: float = 0.0
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # of the process that did it, measured
+    step_memory_bytes: int = 0  # of one training step at this size, computed
+    parameters: int = 0  # numbers in the report's tensors
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
         numbers = self.report.numbers if self.report else {}
-        sent = self.report.tensors.values() if self.report else ()
-        costs = (
-            "client",
-            "round",
-            "stage",
-            "job",
-            "download_bytes",
-            "upload_bytes",
-            "macs",
-            "seconds",
-            "peak_memory_bytes",
-        )
-        entry = {name: getattr(self, name) for name in costs}
-        return dict(numbers) | entry | {"parameters": sum(value.numel() for value in sent)}
+        kept = {"report", "failure", "state"}
+        return dict(numbers) | {name: value for name, value in vars(self).items() if name not in kept}
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,6 +267,7 @@ class Fitted:
     squared_loss: float  # mean of the squared per-sample loss over the first epoch
     macs: int
     seconds: float
+    step_memory: int = 0  # bytes, computed: tensors, gradients, the optimiser's memory, saved activations
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -133,8 +133,8 @@ def pack(tree: Any) -> bytes:
     return b"".join((struct.pack("<Q", len(header)), header, *raw))
 
 
-def unpack(frame: bytes | bytearray | memoryview) -> Any:
-    """The tree in a frame; raises WireError for anything that `pack` would not have made."""
+def unpack(frame: bytes | bytearray | memoryview, device: torch.device | str = "cpu") -> Any:
+    """The tree in a frame, tensors on a device; raises WireError for anything that `pack` would not have made."""
     view = memoryview(frame)
     try:
         (length,) = struct.unpack_from("<Q", view)
@@ -150,7 +150,7 @@ def unpack(frame: bytes | bytearray | memoryview) -> Any:
             start = end
         if start != len(view):
             raise WireError("a message is longer than its header says")
-        return _restore(skeleton, tensors)
+        return _restore(skeleton, [tensor.to(device) for tensor in tensors])
     except WireError:
         raise
     except BROKEN as error:

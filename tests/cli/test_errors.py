@@ -160,9 +160,19 @@ def test_capacities_that_are_none(command):
     assert "capacities" in command("run", "fedavg", *SMALL, *words).sentence()
 
 
-def test_an_engine_that_is_not_there_leaves_no_run(command, tmp_path):
-    assert "ray" in command("run", "fedavg", *SMALL[:4], "--engine", "ray", "--out", "out").sentence()
+def test_an_engine_that_is_not_there_leaves_no_run(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    sentence = command("run", "fedavg", *SMALL[:4], "--engine", "ray", "--out", "out").sentence()
+    assert sentence == "engine 'ray' needs the library Ray: pip install 'fedloom[ray]'"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_engines(command):
+    words = ["run", "fedavg", *SMALL[:4], "--engine"]
+    assert "Did you mean 'workers'?" in command(*words, "local", "--set", "engine.worker=2").sentence()
+    assert "unknown setting in [engine] 'address'" in command(*words, "auto", "--set", "engine.address=auto").sentence()
+    assert "Did you mean 'reduce'?" in command(*words, "ray", "--set", "engine.reduse=tree").sentence()
+    assert "cpus of engine 'ray' is wrong" in command(*words, "ray", "--set", "engine.cpus=0").sentence()
 
 
 def test_a_missing_data_set_is_a_fast_sentence_that_helps(command, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from fedloom.runs import start
 from fedloom.runs.result import Result
 from fedloom.runs.study import resolve
 
+AFRESH = ("serial",)  # every round makes a new model, which need not be better than the last
 BASE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "limit": 400, "public": 40, "validation": 0.2},
     "model": {"name": "lenet5_bn"},
@@ -23,6 +24,7 @@ BASE: dict[str, dict[str, Any]] = {
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "metafed": {"method": {"warm_up": 2}},
     "depthfl": {"model": {"name": "cnn4", "widths": [4, 6, 8]}},
+    "fedea": {"method": {"population": 3, "rounds_each": 3}},
     "fednas": {"model": {"name": "darts_search", "width": 4, "cells": 2, "nodes": 1}, "fleet": {"clients": 5}},
 }
 

@@ -152,7 +152,8 @@ def test_export_can_be_read_as_data_sets(tmp_path: Path) -> None:
     dealt = split(DATA, "classes:2", 12, public=20)
     written = export(DATA, dealt, tmp_path / "out")
     assert [path.name for path in written][:2] == ["client_00.npz", "client_01.npz"]
-    assert written[-1].name == "public.npz"
+    assert [path.name for path in written[12:]] == ["public.npz", "test.npz"]
+    assert np.array_equal(load(str(written[-1])).y, DATA.y[DATA.test_rows])
     with np.load(written[3]) as file:
         assert np.array_equal(file["x_validation"], DATA.x[dealt.validation[3]].transpose(0, 2, 3, 1))
         assert np.array_equal(file["y_validation"], DATA.y[dealt.validation[3]])

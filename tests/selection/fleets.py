@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.bench.select import RULES
 from fedloom.fleet.fleet import Fleet
 from fedloom.types import Named, Server, Train
 
+__all__ = ["NAN", "RULES", "anyone", "choices", "fleet_of", "near"]
+
 NAN = np.nan
-RULES: dict[str, dict[str, Any]] = {
-    "uniform": {}, "by_size": {}, "round_robin": {}, "chfl": {}, "powd": {"ask": False}, "oort": {}, "tifl": {},
-}  # fmt: skip
 
 
 def fleet_of(samples, round: int = 5, seed: int = 0, **columns) -> Fleet:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedloom.bench.select import fleet_of as many
 from fedloom.policies.oort import Oort
 from fedloom.policies.powd import PowerOfChoice
 from fedloom.policies.select import BySize, RoundRobin, drawn
@@ -87,13 +88,7 @@ def test_everybody_is_explored(name):
 
 @every_rule
 def test_a_thousand_of_a_million_in_a_fifth_of_a_second(name):
-    clients = 1_000_000
-    random = np.random.default_rng(0)
-    columns = {key: random.random(clients) + 0.1 for key in ("squared_loss", "loss", "seconds")}
-    if name != "tifl":  # while somebody is unseen it draws no tiers
-        for values in columns.values():
-            values[: clients // 3] = NAN
-    fleet = fleet_of(random.integers(1, 500, clients), **columns)
+    fleet = many(1_000_000, 0.0 if name == "tifl" else 1 / 3)  # while somebody is unseen, TiFL draws no tiers
     spent = []
     for _ in range(3):
         begin = process_time()  # of this process: others may be busy

@@ -21,6 +21,10 @@ METHODS = [name for name, entry in sorted(entries("method").items())
            and find("method", name).round is not Method.round]  # fmt: skip
 
 
+QUICK = ("fedavg", "fednova", "scaffold", "fedadam", "fedbn", "heterofl", "feddse", "fedgse", "local")
+EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+
+
 def work(result):
     return [entry for entry in result.rows("clients") if entry["job"] == "work"]
 
@@ -29,9 +33,10 @@ def test_there_are_methods_of_every_kind():
     assert {"fedavg", "fedprox", "fednova", "scaffold", "feddse", "heterofl", "depthfl"} <= set(METHODS)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_chfl_under_every_method(method, tmp_path):
-    result = run_small(method, tmp_path, select={"name": "chfl", "fraction": 0.4, "scored_share": 1.0, "eta": 50.0})
+    select = {"name": "chfl", "fraction": 0.4, "scored_share": 1.0, "eta": 50.0}
+    result = run_small(method, tmp_path, select=select, evaluate={"every": 3})
     asked = [{entry["client"] for entry in work(result) if entry["round"] == round} for round in range(3)]
     assert [len(each) for each in asked] == [2, 2, 2]
     assert not asked[0] & asked[1], "whoever was never seen comes first"
@@ -41,14 +46,15 @@ def test_chfl_under_every_method(method, tmp_path):
 @pytest.mark.parametrize("name", PAPERS)
 @pytest.mark.parametrize("method", ["fedavg", "feddse", "fedbn"])
 def test_every_rule_under_whole_models_cuts_and_own_norms(method, name, tmp_path):
-    result = run_small(method, tmp_path, select={"name": name, "fraction": 0.4})
+    result = run_small(method, tmp_path, select={"name": name, "fraction": 0.4}, evaluate={"every": 3})
     assert [sum(entry["round"] == round for entry in work(result)) for round in range(3)] == [2, 2, 2]
     assert result.summary["failures"] == 0
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_an_interruption_changes_nothing(name, tmp_path):
-    study = {"select": {"name": name, "fraction": 0.4}, "fleet": {"name": "mixed", "clients": 5}, "run": {"rounds": 6}}
+    study = {"select": {"name": name, "fraction": 0.4}, "fleet": {"name": "mixed", "clients": 5}, "run": {"rounds": 6},
+             "evaluate": {"every": 6}}  # fmt: skip
     if name == "tifl":
         study["select"] |= {"interval": 1, "judge": "accuracy"}
     if name == "oort":

@@ -14,6 +14,7 @@ from fedloom.engine.stacked import Stacked, stackable
 from fedloom.errors import InputError
 from fedloom.network import Network
 from fedloom.policies.adaptive import Adaptive, Boxed, mixed
+from fedloom.policies.layers import layers_of
 from fedloom.policies.start import Replace
 from fedloom.runs.study import resolve
 from fedloom.steps import Descent
@@ -75,7 +76,7 @@ def test_the_top_is_counted_in_layers_or_tensors(policy, names):
 
 def test_a_norm_belongs_to_its_layer():
     place = world("fedcpn", model={"name": "digit_cnn", "hidden": None}, data={"size": 28})
-    layers = place.network.layers
+    layers = layers_of(place.network)
     assert len(layers) == 6
     assert [len(layer) for layer in layers] == [4, 4, 4, 4, 4, 2]
     top = Adaptive().keeps(place.network)

@@ -168,3 +168,13 @@ def test_what_cannot_be_tested_is_refused(tmp_path):
         run("fedavg", tmp_path, **changes, evaluate={"on": "unseen"})
     with pytest.raises(InputError, match="has no such test images"):
         run("fedavg", tmp_path, **PERSONAL, evaluate={"on": "unseen"})
+
+
+def test_accuracy_of_every_group(tmp_path):
+    changes = domains(tmp_path / "c.npz")
+    result = run("fedcpn", tmp_path, **changes, evaluate={"on": "all"})
+    rows = [row for row in result.rows("clients") if row["job"] == "evaluate"]
+    assert len(rows) == 2 * 3
+    for row in (*rows, *result.rows("metrics")):
+        of, whole = ("global_accuracy_", "global_accuracy") if "job" not in row else ("accuracy_", "accuracy")
+        assert sum(row[f"{of}{group}"] for group in range(3)) / 3 == pytest.approx(row[whole])

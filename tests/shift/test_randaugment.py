@@ -147,7 +147,7 @@ def test_draws_are_uniform(monkeypatch):
 
         return operation
 
-    monkeypatch.setattr("fedloom.augment.randaugment.OPERATIONS", {name: counting(name) for name in OPERATIONS})
+    monkeypatch.setattr("fedloom.augment.operations.OPERATIONS", {name: counting(name) for name in OPERATIONS})
     RandAugment(2, 5)(torch.zeros(7000, 1, 1, 1, dtype=torch.uint8), torch.Generator().manual_seed(0))
     assert sum(counts.values()) == 14000
     assert max(abs(count - 1000) for count in counts.values()) < 150  # five standard deviations

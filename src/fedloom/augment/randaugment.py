@@ -8,11 +8,13 @@ however many images it has. (kornia's own class draws once a batch, has other op
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedloom.augment.operations import OPERATIONS, Operation
+if TYPE_CHECKING:
+    from fedloom.augment.operations import Operation
 
 __all__ = ["STRONGEST", "RandAugment", "applied"]
 
@@ -29,6 +31,8 @@ class RandAugment:
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Copies of uint8 images, transformed."""
+        from fedloom.augment.operations import OPERATIONS  # kornia is loaded where it is used
+
         x, operations = x.clone(), list(OPERATIONS.values())
         drawn = torch.randint(len(operations), (self.transforms, len(x)), generator=generator)
         signs = 2.0 * torch.randint(2, (self.transforms, len(x)), generator=generator) - 1

@@ -14,7 +14,10 @@ __all__ = ["export"]
 
 
 def export(dataset: Dataset, split: Split, folder: Path | str) -> list[Path]:
-    """One file a client with x_, y_ of train, validation and test, and `public.npz` where there are public images."""
+    """One file a client with x_, y_ of train, validation and test.
+
+    For the server, where there are such images: `public.npz`, and `test.npz` with the data set's own test set.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     digits = len(str(max(0, len(split.train) - 1)))
@@ -27,6 +30,9 @@ def export(dataset: Dataset, split: Split, folder: Path | str) -> list[Path]:
     if len(split.public):
         _write(target / "public.npz", dataset, {"train": split.public})
         written.append(target / "public.npz")
+    if len(dataset.test_rows):
+        _write(target / "test.npz", dataset, {"train": dataset.test_rows})
+        written.append(target / "test.npz")
     return written
 
 

@@ -21,7 +21,7 @@ from fedloom.data.files import Finder, damaged, gather
 from fedloom.errors import InputError
 from fedloom.registry import register
 
-__all__ = ["cinic10", "mnist_m", "pacs", "tiny_imagenet", "vlcs"]
+__all__ = ["by_class", "cinic10", "mnist_m", "pacs", "tiny_imagenet", "vlcs"]
 
 SQUARE = 64  # pixels a side that PACS and VLCS folders get when no size is asked for
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
@@ -107,6 +107,23 @@ def tiny_imagenet(size: Size = None, limit: Limit = None) -> Dataset:
         "tiny_imagenet", read, wanted="the folder tiny-imagenet-200", names=("tiny-imagenet-200",), flat=False
     )
     return build("tiny_imagenet", found, size=size, limit=limit, natural=True)
+
+
+def by_class(folder: Path) -> Arrays:
+    """Images of one's own, a folder a class: FOLDER/CLASS, or FOLDER/train/CLASS and FOLDER/test/CLASS.
+
+    A class of which there are no images has an empty folder, so that all who share the classes number them alike.
+    """
+    train = folder / "train" if (folder / "train").is_dir() else folder
+    names = tuple(name for name in _subfolders(train))
+    listings = [_by_class(train, names, missing=True)]
+    if train != folder and (folder / "test").is_dir():
+        listings.append(_by_class(folder / "test", names, missing=True))
+    if not listings[0].paths:
+        raise InputError(f"{train} holds no folders of images (one a class, {', '.join(SUFFIXES)})")
+    return _decoded(
+        folder, listings[0], listings[-1] if len(listings) > 1 else Listing([], np.empty(0, np.int64)), names, None
+    )
 
 
 def _domains(name: str, size: int | None, limit: int | None) -> Dataset:

@@ -284,6 +284,7 @@ class Graphs(Reference):
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
         """One answer a request."""
+        self._let_go()
         answers: dict[int, Fitted | Tensors | Exception] = {}
         groups: dict[tuple[object, ...], list[int]] = {}
         for number, request in enumerate(requests):
@@ -316,6 +317,17 @@ class Graphs(Reference):
         answers |= dict(zip(alone, super().solve([requests[number] for number in alone]), strict=True))
         return [answers[number] for number in range(len(requests))]
 
+    def _let_go(self) -> None:
+        """Where little memory is left, drop what was used longest ago: sizes that evolve are new in every round."""
+        free, total = torch.cuda.mem_get_info(self.network.device)
+        if free > total / 3 or not (self._machines or self._gauges):
+            return
+        torch.cuda.synchronize()
+        for captured in (self._machines, self._gauges):
+            for key in list(captured)[: (len(captured) + 1) // 2]:
+                del captured[key]
+        torch.cuda.empty_cache()
+
     def _key(self, fit: Fit) -> tuple[object, ...] | None:
         try:
             key = signature(fit)
@@ -334,9 +346,8 @@ class Graphs(Reference):
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
         images = measure.samples.images
         key = (measure.what, shapes, images.x.data_ptr(), images.mean.shape, images.origin is None)
-        if key not in self._gauges:
-            self._gauges[key] = Gauge(self.network, measure)
-        gauge = self._gauges[key]
+        gauge = self._gauges.pop(key) if key in self._gauges else Gauge(self.network, measure)
+        self._gauges[key] = gauge
         if gauge is None or not gauge.ready(measure):
             return None
         try:
@@ -362,7 +373,7 @@ class Graphs(Reference):
         return [_Job([number], [fit]) for number, fit in zip(numbers, fits, strict=True)]
 
     def _machine(self, key: tuple[object, ...], place: int, job: _Job) -> Machine:
-        machines = self._machines.setdefault(key, [])
+        machines = self._machines[key] = self._machines.pop(key, [])
         if place < len(machines) and machines[place].steps >= job.steps:
             return machines[place]
         stream = machines[place].stream if place < len(machines) else next(self._next_stream)
@@ -408,7 +419,9 @@ class Graphs(Reference):
     def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
         sizes = [each[0] for each in fit.plan.sizes]
         samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
-        return Fitted(tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds)
+        return Fitted(
+            tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds, self._memory(fit)
+        )
 
     @torch.no_grad()
     def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:

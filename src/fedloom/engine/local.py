@@ -11,10 +11,11 @@ import torch
 from fedloom.client import States
 from fedloom.engine import memory
 from fedloom.engine.worker import Workplace, perform
+from fedloom.fleet.fleet import Reduction
 from fedloom.registry import register
-from fedloom.types import Outcome, Task
+from fedloom.types import Outcome, Server, Task
 
-__all__ = ["Local"]
+__all__ = ["Local", "peak_memory", "solve"]
 
 
 @register("engine", "local")
@@ -35,18 +36,36 @@ class Local:
                     self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
                 yield outcome
 
+    def reduce(self, merge: object, server: Server) -> Reduction | None:
+        """Reports are added up as they come."""
+        return None
+
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """The server's own requests, here."""
-        answers = self.place.trainer.solve(requests)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return solve(self.place, requests)
+
+    def roll_call(self) -> dict[str, Any]:
+        """Clients neither come nor go."""
+        return {}
 
     def peak_memory(self) -> int | None:
         """This process's peak, or the device's."""
-        device = self.place.network.device
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()
+        return peak_memory(self.place)
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def solve(place: Workplace, requests: Sequence[Any]) -> list[Any]:
+    """The answers to the server's own requests; the first that fails is raised."""
+    answers = place.trainer.solve(requests)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def peak_memory(place: Workplace) -> int | None:
+    """The peak of the process that a workplace is in, or of its device."""
+    device = place.network.device
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()

@@ -131,7 +131,7 @@ class Stack:
             totals, losses = torch.vmap(one, randomness="different")(self.tensors, own, batch.x, batch.y)
             leaves = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
             found = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
-        grads = dict(zip(leaves, found, strict=True))
+        grads = joint.step.moving(dict(zip(leaves, found, strict=True)))
         with torch.no_grad():
             if joint.step.clip is not None:
                 _clip_each(grads, joint.step.clip, clients)
@@ -166,12 +166,12 @@ def _clip_each(grads: Tensors, limit: float, clients: int) -> None:
     grads.update({name: grad * scale.reshape(-1, *(1,) * (grad.ndim - 1)) for name, grad in grads.items()})
 
 
-def gathered(fit: Fit, tensors: Tensors, losses: Iterable[Tensor], macs: int, seconds: float) -> Fitted:
+def gathered(fit: Fit, tensors: Tensors, losses: Iterable[Tensor], macs: int, seconds: float, memory: int) -> Fitted:
     """A fit's answer from the losses of its steps, in order."""
     found = list(losses)
     all_losses, first = torch.cat(found).double(), torch.cat(found[: fit.plan.epoch]).double()
     loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
-    return Fitted(tensors, len(fit.plan.steps), len(all_losses), loss, squared, macs, seconds)
+    return Fitted(tensors, len(fit.plan.steps), len(all_losses), loss, squared, macs, seconds, memory)
 
 
 class Stacked(Reference):
@@ -212,5 +212,6 @@ class Stacked(Reference):
         seconds = (perf_counter() - begin) / len(fits)
         done = [{name: t[client].detach().clone() for name, t in stack.tensors.items()} for client in range(len(fits))]
         return [
-            gathered(fit, done[client], losses[client], self._cost(fit), seconds) for client, fit in enumerate(fits)
+            gathered(fit, tensors, each, self._cost(fit), seconds, self._memory(fit))
+            for fit, tensors, each in zip(fits, done, losses, strict=True)
         ]

@@ -29,10 +29,21 @@ class Trainer(Protocol):
 class Workplace(Protocol):
     """Where clients' data are: what `run` hands to an engine."""
 
-    network: Network
-    trainer: Trainer
-    filter: Callable[[Client, Report], Report] | None
-    jobs: Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]
+    @property
+    def network(self) -> Network:
+        """The model at any width."""
+
+    @property
+    def trainer(self) -> Trainer:
+        """What does the heavy work."""
+
+    @property
+    def filter(self) -> Callable[[Client, Report], Report] | None:
+        """What is done to reports before they leave a client."""
+
+    @property
+    def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
+        """What a task can ask for."""
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
@@ -55,6 +66,7 @@ class _Job:
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
         self.start, self.download_bytes, self.upload_bytes, self.macs = perf_counter(), 0, 0, 0
+        self.step_memory = 0
         self.peak: int | None = None
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
@@ -80,7 +92,9 @@ class _Job:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
-            self.macs += answer.macs if isinstance(answer, Fitted) else 0
+            if isinstance(answer, Fitted):
+                self.macs += answer.macs
+                self.step_memory = max(self.step_memory, answer.step_memory)
         return self.generator.send(answers[0] if self.single else tuple(answers))
 
     def _open(self) -> Generator[Any, Any, Report]:
@@ -105,11 +119,12 @@ class _Job:
     def outcome(self) -> Outcome:
         """What became of it, with its costs; a question leaves the state as it was."""
         task = self.task
+        sent = self.report.tensors.values() if self.report else ()
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
-            self.peak,
+            self.peak, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 
 

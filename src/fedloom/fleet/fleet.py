@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.client import Client, States
+from fedloom.client import Client
 from fedloom.encoding import dense
 from fedloom.errors import RunError
 from fedloom.fleet.clock import seconds_of
@@ -24,22 +25,56 @@ from fedloom.network import Network
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors, Train, Where
 
-__all__ = ["Engine", "Fleet"]
+if TYPE_CHECKING:
+    from fedloom.policies.merge import Joined, Merge
+
+__all__ = ["Engine", "Fleet", "Keeper", "Reduction", "nonsense"]
 
 
 LEARNED = {"loss", "squared_loss", "seconds"}  # what the server remembers of a client's last report
 
 
+class Keeper(Protocol):
+    """Who keeps the clients' states, as far as a run's checkpoints go."""
+
+    def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
+        """Write the accepted version of every client and name the files by client."""
+
+    def restore(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Go back to what a checkpoint names."""
+
+
+class Reduction(Protocol):
+    """A merge whose reports are added up where they were made: the sums travel, the reports do not."""
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks; their reports have no tensors any more."""
+
+    def add(self, report: Report) -> None:
+        """This report counts."""
+
+    def sums(self) -> Joined:
+        """All that count, added up."""
+
+
 class Engine(Protocol):
     """Whatever runs tasks: in this process, in several, on a cluster, on real machines."""
 
-    states: States
+    @property
+    def states(self) -> Keeper:
+        """Who keeps the clients' states."""
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks, with a bounded number of tasks under way."""
 
+    def reduce(self, merge: Merge, server: Server) -> Reduction | None:
+        """Reports added up where they are made, if the engine does that; else None."""
+
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """Do the server's own heavy work."""
+
+    def roll_call(self) -> Mapping[str, np.ndarray]:
+        """Columns that may have changed since the last round: who is there, with what; nothing in a simulation."""
 
     def peak_memory(self) -> int | None:
         """Largest memory of all its processes together, in bytes, where it can be known."""
@@ -80,7 +115,8 @@ class Fleet:
         self.failed: list[Failure] = []
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
         self._slow: set[int] = set()  # asked in vain until the deadline
-        out = self.columns.get("excluded", np.zeros(self.size, bool))
+        nobody = np.zeros(self.size, bool)
+        out = self.columns.get("excluded", nobody) | self.columns.get("absent", nobody)
         # Virtual seconds spent: at first, waiting for somebody who may train.
         self.elapsed, self._leaves = presence(self.columns, now, out)
         chance = self.columns.get("availability", np.ones(self.size))
@@ -89,15 +125,22 @@ class Fleet:
         # A round that would begin with nobody waits for the first who comes.
         self.available = np.flatnonzero(late < max(1.0, np.nextafter(late.min(), np.inf)))
 
+    @property
+    def present(self) -> np.ndarray:
+        """Clients that can be asked at all: everybody, but for real devices that are not connected."""
+        return np.flatnonzero(~self.columns.get("absent", np.zeros(self.size, bool)))
+
     def commit(self) -> None:
         """The round counts: its news become columns."""
         for client, ((round, stage), numbers) in self._news.items():
             self.columns["round"][client], self.columns["stage"][client] = round, stage
             for name in numbers.keys() & LEARNED:
                 self.columns[name][client] = numbers[name]
-        self.columns["seconds"][sorted(self._slow)] = self.deadline  # at least that
-        self.columns["asked"][sorted({entry["client"] for entry in self.ledger if entry["job"] == "work"})] = self.round
-        self._news, self._slow = {}, set()
+        for entry in (entry for entry in self.ledger if entry["job"] == "work"):
+            self.columns["asked"][entry["client"]] = self.round
+            if entry["failed"] == "late" and self.deadline is not None:
+                self.columns["seconds"][entry["client"]] = self.deadline  # at least that
+        self._news = {}
 
     def generator(self, purpose: str, client: int = SERVER) -> np.random.Generator:
         """Random numbers for this purpose in this round and stage (NumPy)."""
@@ -133,11 +176,25 @@ class Fleet:
 
     def run(self, tasks: Iterable[Task], quorum: float | None = None) -> Iterator[Report]:
         """Reports of the clients that did their work, in the order of the tasks; RunError below the quorum."""
-        return self._stream(self._reached(tasks), needed=self.quorum if quorum is None else quorum)
+        reached = self._reached(tasks)
+        return self._stream(self.engine.run(reached), needed=self.quorum if quorum is None else quorum)
+
+    def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
+        """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""
+        joined = merge.begin(server)
+        reduction = self.engine.reduce(merge, server) if getattr(joined, "combines", False) else None
+        if reduction is None:
+            for report in self.run(tasks):
+                joined.add(report)
+            return joined
+        for report in self._stream(reduction.run(self._reached(tasks)), needed=self.quorum):
+            reduction.add(report)
+        joined.combine(reduction.sums())
+        return joined
 
     def ask(self, question: str, tasks: Iterable[Task]) -> Iterator[Report]:
         """Answers to a question; clients that fail to answer are left out."""
-        return self._stream((replace(task, job=question) for task in tasks), needed=0.0)
+        return self._stream(self.engine.run(replace(task, job=question) for task in tasks), needed=0.0)
 
     def solve(self, *requests: Any) -> list[Any]:
         """The server's own heavy work, on `home` data: one answer a request."""
@@ -156,20 +213,16 @@ class Fleet:
         self.failed.append(Failure(outcome.client, outcome.round, outcome.stage, kind, reason, trace))
         self.ledger.append(outcome.entry() | {"virtual_seconds": 0.0, "failed": kind, "reason": reason})
 
-    def _stream(self, tasks: Iterable[Task], needed: float) -> Iterator[Report]:
+    def _stream(self, outcomes: Iterable[Outcome], needed: float) -> Iterator[Report]:
         answered, slowest, before = 0, 0.0, len(self.failed)
-        for outcome in self.engine.run(tasks):
+        for outcome in outcomes:
             report, failure = outcome.report, outcome.failure
             if failure is not None or report is None:
                 self._fail(
                     outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
                 )
                 continue
-            try:
-                reason = self._nonsense(report)
-            except Exception as error:  # noqa: BLE001 (whatever a report is made of)
-                reason = f"it cannot be read: {type(error).__name__}: {error}"
-            if reason:
+            if reason := nonsense(report, self.network):
                 self._fail(outcome, "nonsense", reason)
                 continue
             seconds = outcome.seconds  # measured; on devices that are simulated, computed
@@ -179,7 +232,6 @@ class Fleet:
                 stays = self._leaves[outcome.client] - self.elapsed
                 if self.deadline is not None and min(seconds, stays) > self.deadline:
                     slowest = self.deadline
-                    self._slow.add(outcome.client)
                     self._fail(
                         outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
                     )
@@ -205,30 +257,40 @@ class Fleet:
                 f"last failure: client {last.client} {last.kind}: {last.message}"
             )
 
-    def _nonsense(self, report: Report) -> str:
-        """Why a report cannot be used; empty if it can."""
-        if report.where:
-            self.network.units.keep(report.where)
-        known = self.network.classes
-        if report.classes is not None and not ((report.classes >= 0) & (report.classes < known)).all():
-            return "it votes for classes that do not exist"
-        shapes = self.network.shapes(report.where)
-        finite: list[Tensor] = []
-        for name, value in (
-            (name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()
-        ):
-            if name not in shapes:
-                return f"tensor '{name}' is not in the model"
-            tensor = dense(value)
-            if tensor.shape != shapes[name]:
-                return f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}"
-            if tensor.is_floating_point():
-                finite.append(tensor)
-        # One norm a tensor and one look at all of them: a GPU is not asked to wait sixty times a report.
-        if finite and not bool(torch.isfinite(torch.stack(torch._foreach_norm(finite))).all()):
-            return "a tensor is not finite"
-        if not all(np.isfinite(number) for number in (report.weight, *report.numbers.values())):
-            return "a number is not finite"
-        if report.weight < 0:
-            return f"its weight is {report.weight}"
-        return ""
+
+def nonsense(report: Report, network: Network) -> str:
+    """Why a report cannot be used; empty if it can."""
+    try:
+        return _wrong(report, network)
+    except Exception as error:  # noqa: BLE001 (whatever a report is made of)
+        return f"it cannot be read: {type(error).__name__}: {error}"
+
+
+def _wrong(report: Report, network: Network) -> str:
+    if report.where:
+        network.units.keep(report.where)
+    known = network.classes
+    if report.classes is not None and not ((report.classes >= 0) & (report.classes < known)).all():
+        return "it votes for classes that do not exist"
+    shapes, dtypes = network.shapes(report.where), network.dtypes
+    finite: list[Tensor] = []
+    for name, value in (
+        (name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()
+    ):
+        if name not in shapes:
+            return f"tensor '{name}' is not in the model"
+        if tuple(value.shape) != tuple(shapes[name]):  # before decoding: a few bytes may claim to be a huge tensor
+            return f"tensor '{name}' has shape {tuple(value.shape)}, expected {tuple(shapes[name])}"
+        if value.dtype != dtypes[name]:
+            return f"tensor '{name}' is of {value.dtype}, expected {dtypes[name]}"
+        tensor = dense(value)
+        if tensor.is_floating_point():
+            finite.append(tensor)
+    # One norm a tensor and one look at all of them: a GPU is not asked to wait sixty times a report.
+    if finite and not bool(torch.isfinite(torch.stack(torch._foreach_norm(finite))).all()):
+        return "a tensor is not finite"
+    if not all(np.isfinite(number) for number in (report.weight, *report.numbers.values())):
+        return "a number is not finite"
+    if report.weight < 0:
+        return f"its weight is {report.weight}"
+    return ""

@@ -10,7 +10,7 @@ follow the capacity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, exp
 from typing import Annotated, Any, Literal
@@ -77,7 +77,7 @@ class DepthFL(FedAvg):
         """The model with exits."""
         return with_exits(build, shape, classes)
 
-    def recipe(self, line: str, shape: tuple[int, ...], classes: int) -> str:
+    def recipe(self, line: str, shape: tuple[int, ...], classes: int, found: Mapping[str, Any]) -> str:
         """With its exits."""
         return f"fedloom.models.exits.with_exits(lambda: {line}, {shape}, {classes})()"
 

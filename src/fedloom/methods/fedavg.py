@@ -25,10 +25,8 @@ class FedAvg(Method):
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Algorithm 1, server: choose, send, join."""
-        joined = self.merge.begin(server)
-        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
-            joined.add(report)
-        return server.next(joined.result())
+        tasks = (self.task(server, fleet, client) for client in self.select(fleet, server))
+        return server.next(fleet.join(self.merge, server, tasks).result())
 
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """What a client is sent: the shared tensors, cut to what it can train."""

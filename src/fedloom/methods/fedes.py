@@ -34,7 +34,6 @@ from fedloom.policies.cut import Cut, Scored, Whole
 from fedloom.policies.strategy import Population, Strategy
 from fedloom.readings import Accuracy
 from fedloom.registry import register
-from fedloom.steps import Descent
 from fedloom.types import Fit, Measure, Report, Samples, Server, Task, Tensors, Work
 
 Share = Annotated[float, Gt(0), Le(1)]
@@ -123,7 +122,7 @@ class FedES(FedAvg):
             for each in chromosomes
         ]
         subnets = [client.network.units.take(whole, where or {}) for where in wheres]
-        step, plan = Descent.of(self.loss(), task.train), self.plan(client)
+        step, plan = self.step(client), self.plan(client)
         fits = yield tuple(Fit(subnet, step, plan, self.fixed(client, subnet)) for subnet in subnets)
         pruned = [genes.prune(fit.tensors, each) for fit, each in zip(fits, chromosomes, strict=True)]
         left: list[Tensors] = [{name: dense(value) for name, value in each.items()} for each in pruned]
@@ -131,7 +130,7 @@ class FedES(FedAvg):
         right = [float(each["right"].sum()) for each in read]
         size = [sum(value.numel() for value in each.values()) for each in pruned]
         won = int((right[1], -size[1]) > (right[0], -size[0]))
-        client.state["subnet"] = left[won]
+        client.state["trained"] = left[won]
         report = self.report(client, replace(fits[won], tensors=left[won]), wheres[won])
         numbers = {
             "won": won, "validation_accuracy": right[won] / len(client.validation),
@@ -143,7 +142,7 @@ class FedES(FedAvg):
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The last survivor; before the first one, what it would start from."""
-        return client.state["subnet"] if "subnet" in client.state else (yield from self.start(client))
+        return client.state["trained"] if "trained" in client.state else (yield from self.start(client))
 
     def suits(self, network: Network) -> None:
         """A model without units to cut has nothing to evolve."""

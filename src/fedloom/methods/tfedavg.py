@@ -133,7 +133,10 @@ class TFedAvg(FedAvg):
 
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
         """What was trained, made ternary and encoded."""
-        report = super().report(client, replace(fit, tensors=self.hardened(client.network, fit.tensors)), where)
+        hard = self.hardened(client.network, fit.tensors)
+        if "trained" in client.state:  # clients are judged by what they trained: that is the ternary model
+            client.state["trained"] = hard
+        report = super().report(client, replace(fit, tensors=hard), where)
         tensors: Tensors = dict(report.tensors)  # type: ignore[arg-type]
         return replace(report, tensors=self.encoded(client.network, tensors))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.network import Network
+from fedloom.policies.layers import layers_of
 from fedloom.policies.objective import CrossEntropy
 from fedloom.policies.start import Replace
 from fedloom.registry import register
@@ -71,7 +72,8 @@ class Adaptive:
 
     def keeps(self, network: Network) -> frozenset[str]:
         """The top layers, or the top tensors."""
-        groups = network.layers if self.count == "layers" else [(name,) for layer in network.layers for name in layer]
+        layers = layers_of(network)
+        groups = layers if self.count == "layers" else [(name,) for layer in layers for name in layer]
         return frozenset(name for group in groups[max(0, len(groups) - self.top) :] for name in group)
 
     def __call__(self, client: Client) -> Work[Tensors]:

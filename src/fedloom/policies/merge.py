@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -71,10 +71,16 @@ class Mean:
 class Totals:
     """Weighted sums and the weights behind them: one number a tensor, or one an element once a report was cut."""
 
+    combines: ClassVar[bool] = True  # sums of some reports may be made elsewhere
+
     def __init__(self, server: Server, weight: Callable[[Report], float]) -> None:
         self.server, self.weight = server, weight
         self.total: Tensors = {}
         self.count: Tensors = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels: the sums, not the server that they are over."""
+        return self.__dict__ | {"server": None}
 
     def add(self, report: Report) -> None:
         """Add a report's tensors with its weight."""

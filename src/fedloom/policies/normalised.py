@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -44,10 +44,16 @@ class Normalised:
 class Changes:
     """Sums of weighted changes: divided by the normaliser for trained tensors, plain for buffers."""
 
+    combines: ClassVar[bool] = True
+
     def __init__(self, server: Server, rule: Normalised) -> None:
         self.server, self.rule = server, rule
         self.weight = self.effective = 0.0
         self.total: Tensors = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels: the sums, not the server that they are over."""
+        return self.__dict__ | {"server": None}
 
     def add(self, report: Report) -> None:
         """Add a report's change since the round began."""

@@ -9,17 +9,20 @@ before the first one. The paper averages the chosen models with equal weights: `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge
 
+from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
 from fedloom.policies.select import Floats, Fraction, by_data, cohort_size, drawn
+from fedloom.questions import QUESTIONS
+from fedloom.readings import Accuracy
 from fedloom.registry import register
-from fedloom.types import Server
+from fedloom.types import Measure, Report, Server, Task, Work
 
-__all__ = ["PowerOfChoice"]
+__all__ = ["PowerOfChoice", "loss"]
 
 
 @register("select", "powd", paper="Cho et al., Power-of-Choice, arXiv:2010.01243")
@@ -48,3 +51,14 @@ class PowerOfChoice:
         for report in fleet.ask("loss", (fleet.task(client, parts, numbers=numbers) for client in sorted(told))):
             told[report.client] = report.numbers["loss"]
         return np.array([told[client] for client in pool.tolist()])
+
+
+def loss(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
+    tensors = yield from method.final(client, task)
+    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
+    count = float(read["samples"].sum())
+    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
+
+
+QUESTIONS["loss"] = loss

@@ -42,9 +42,8 @@ class Scale:
         row, seen = _row(network.units, batch.x), _row(network.units, batch.x)
         for path, layer in network.module.named_modules():
             name = f"{path}.weight"
-            if isinstance(layer, NORMS) and name in network.units.axes:
-                for axis in network.units.axes[name]:
-                    unit = axis.unit.to(row.device) % len(row)
+            if isinstance(layer, NORMS):
+                for unit in network.units.units_of(name, row.device):
                     row.index_add_(0, unit, tensors[name].abs().to(row))
                     seen.index_add_(0, unit, torch.ones_like(row[unit]))
         scales, known = network.units.split(row[:-1] / seen[:-1]), network.units.split(seen[:-1] > 0)
@@ -81,9 +80,9 @@ class Magnitude:
         units = model.network.units
         row = _row(units, batch.x)
         for name in sorted(units.parameters & units.axes.keys()):
-            for axis in units.axes[name]:
-                norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(axis.unit), -1).sum(1).double()
-                row.index_add_(0, axis.unit.to(row.device) % len(row), norms)
+            for axis, unit in zip(units.axes[name], units.units_of(name, row.device), strict=True):
+                norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(unit), -1).sum(1).double()
+                row.index_add_(0, unit, norms)
         return units.split(row[:-1])
 
 

@@ -7,17 +7,18 @@ from typing import Annotated, Protocol
 
 import numpy as np
 import torch
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 
 from fedloom.encoding import dense
 from fedloom.errors import RunError
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.policies import moments
+from fedloom.policies.layers import layers_of
 from fedloom.registry import register
 from fedloom.types import Server
 
-__all__ = ["AllTensors", "NotNorms", "Parameters", "Share", "Static"]
+__all__ = ["AllTensors", "Body", "NotNorms", "Parameters", "Share", "Static"]
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -61,6 +62,19 @@ class NotNorms(AllTensors):
     def private(self, network: Network) -> frozenset[str]:
         """All tensors of norm layers."""
         return network.norms
+
+
+@register("share", "body", paper="Arivazhagan et al., FedPer, arXiv:1912.00818")
+@dataclass(frozen=True)
+class Body(AllTensors):
+    """The head stays with the client: the last layers, with their norms."""
+
+    head: Annotated[int, Ge(1), "layers of the head, counted from the output; a norm belongs to its layer"] = 1
+
+    def private(self, network: Network) -> frozenset[str]:
+        """All tensors of these layers, buffers too."""
+        homes = {name.rpartition(".")[0] for layer in layers_of(network)[-self.head :] for name in layer}
+        return frozenset(name for name in network.names if name.rpartition(".")[0] in homes)
 
 
 @register("share", "parameters", paper="Zhang et al., FedALA, AAAI 2023")

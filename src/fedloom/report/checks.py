@@ -25,6 +25,9 @@ from fedloom.runs.world import world_of
 __all__ = ["show_check", "show_model", "show_split"]
 
 
+BATCH = 32  # for which the memory of activations is computed
+
+
 def show_check(file: Path) -> None:
     """All errors at once, or what the study would cost; the split is drawn beside the study file."""
     study = resolve(read(file), str(file))
@@ -54,7 +57,13 @@ def show_model(model: str, capacities: list[float], shape: str, classes: int, *,
         kept = units.kept(capacity)
         small = units.take(tensors, {group: torch.arange(number) for group, number in kept.items()})
         costs.append(
-            {"capacity": capacity, "parameters": units.num_parameters(kept), "macs": network.macs(small), "kept": kept}
+            {
+                "capacity": capacity,
+                "parameters": units.num_parameters(kept),
+                "macs": network.macs(small),
+                "activation_bytes": network.saved_bytes(small, BATCH),
+                "kept": kept,
+            }
         )
     if as_json:
         groups: dict[str, Any] = {"model": model, "groups": units.sizes, "whole": units.whole, "capacities": costs}
@@ -65,6 +74,9 @@ def show_model(model: str, capacities: list[float], shape: str, classes: int, *,
         table.add_row(group, str(size), *(str(cost["kept"][group]) for cost in costs))
     table.add_row("parameters", "", *(quantity(cost["parameters"]) for cost in costs), style="bold")
     table.add_row("MACs, forward", "", *(quantity(cost["macs"]) for cost in costs), style="bold")
+    table.add_row(
+        f"activations, batch {BATCH}", "", *(quantity(cost["activation_bytes"], "B") for cost in costs), style="bold"
+    )
     Console().print(table)
     for group, reason in units.whole.items():
         sys.stdout.write(f"kept whole: {group}: {reason}\n")

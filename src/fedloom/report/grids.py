@@ -150,9 +150,10 @@ def reproduce_shown(
 # How a measure is called beside a column, its factor, and whether a difference to a published number means something:
 # another clock and other messages do not compare.
 KINDS = {
-    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "accuracy": ("%", 100, True),
-    "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
-    "seconds": ("virtual s", 1, False),
+    "worst": ("worst %", 100, True), "local": ("local %", 100, True), "onlooker": ("onlookers %", 100, True),
+    "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
+    "parameters": ("M parameters", 1e-6, True), "macs": ("M MACs", 1e-6, True),
+    "virtual": ("virtual s", 1, False), "seconds": ("s", 1, False),
 }  # fmt: skip
 
 

@@ -52,17 +52,28 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
     server = method.evaluated(server, fleet)
     tensors = method.model(server)
     if tensors is not None and len(fleet.home.test):
-        (read,) = fleet.solve(Measure(tensors, Accuracy(), fleet.home.test))
-        right, samples = read["right"], read["samples"]
+        tested = fleet.home.groups or {"": fleet.home.test}
+        reads = fleet.solve(*(Measure(tensors, Accuracy(), part) for part in tested.values()))
+        right, samples, loss = (sum(read[key] for read in reads) for key in ("right", "samples", "loss"))
         row["global_accuracy"] = float(right.sum() / samples.sum())
-        row["global_loss"] = float(read["loss"] / samples.sum())
+        row["global_loss"] = float(loss / samples.sum())
+        row |= {
+            f"global_accuracy_{name}": float(read["right"].sum() / read["samples"].sum())
+            for name, read in zip(tested, reads, strict=True)
+            if name
+        }
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
     parts = {"model": fleet.shown(server)}
-    asked = np.arange(fleet.size)
-    if fleet.size > most:
-        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(fleet.size, most, replace=False))
-    answers = fleet.ask("evaluate", (fleet.task(int(client), parts) for client in asked))
+    asked = fleet.present
+    if len(asked) > most:
+        asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(asked, most, replace=False))
+    looking_on = fleet.columns.get("onlooker", np.zeros(fleet.size, bool))[asked]
+    if looking_on.any():
+        told = list(fleet.ask("test", (fleet.task(int(client), parts) for client in asked[looking_on])))
+        seen = sum(answer.numbers["samples"] for answer in told)
+        row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / seen if seen else None
+    answers = fleet.ask("evaluate", (fleet.task(int(client), parts) for client in asked[~looking_on]))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
     if len(accuracies):
         row["local_accuracy"] = float(accuracies.mean())
@@ -105,11 +116,13 @@ def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     best, at = max(found) if found else (None, None)
     names = ("global_accuracy", "local_accuracy", "worst_local_accuracy")
     summary: dict[str, Any] = {name: last.get(name) for name in names}
+    summary |= {name: last[name] for name in ("onlooker_accuracy",) if name in last}
     summary |= {"best_global_accuracy": best, "best_round": None if at is None else -at}
     summary |= {name: sum(row[name] for row in rows) for name in SUMS}
     for name in ("mean_parameters", "mean_forward_macs"):
         known = [row[name] for row in rows if row.get(name) is not None]
         summary[name] = fmean(known) if known else None
+        summary[f"last_{name.removeprefix('mean_')}"] = known[-1] if known else None
     summary["bytes_per_round"] = (summary["upload_bytes"] + summary["download_bytes"]) / len(rows)
     for name, total in (("gap", "accumulated_gap"), ("update", "accumulated_update")):
         if any(name in row for row in rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedloom.errors import Interrupted
+from fedloom.errors import Interrupted, RoundLost, RunError
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
@@ -26,20 +26,23 @@ from fedloom.runs.store import Store
 from fedloom.runs.world import World, world_of
 from fedloom.types import Named, Server, Train
 
-__all__ = ["Watch", "experiment"]
+__all__ = ["Experiment", "Watch", "arithmetic", "experiment"]
 
 Watch = Callable[[Mapping[str, Any]], None]  # sees every round's row as it is written
+REDONE = 5  # times that a round may be lost before the run gives up
 TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
 
 
-def experiment(store: Store, world: World, watch: Watch) -> dict[str, Any]:
-    """Run a study from its last checkpoint to its end; gives the summary."""
-    with _arithmetic(world.study.engine.device, world.study.engine.precision), _engine(store, world) as engine:
-        return Experiment(store, world, engine).run(watch)
+def experiment(store: Store, world: World, watch: Watch, engine: Engine | None = None) -> dict[str, Any]:
+    """Run a study from its last checkpoint to its end, on an engine of its own unless given one; gives the summary."""
+    chosen = world.study.engine
+    given = nullcontext(engine) if engine else _engine(store, world)
+    with arithmetic(chosen.device, chosen.precision), given as doing:
+        return Experiment(store, world, doing).run(watch)
 
 
 @contextmanager
-def _arithmetic(device: str, precision: str) -> Iterator[None]:
+def arithmetic(device: str, precision: str) -> Iterator[None]:
     """On the CPU one thread, in every engine: sums of several threads are not the same sums. On a GPU TF32 as asked."""
     threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
@@ -61,7 +64,7 @@ def _engine(store: Store, world: World) -> Iterator[Engine]:
     name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
     # Called as `start` and `resume` do, so that the world they built is found and not built again.
     factory = partial(world_of, world.study.model_dump_json(), *([store.split_file] if world.restored else []))
-    engine: Engine = find("engine", name)(factory, chosen.workers)
+    engine: Engine = find("engine", name)(factory, chosen.workers, **chosen.fields)
     try:
         yield engine
     finally:
@@ -72,17 +75,23 @@ class Experiment:
     """One run, from where its folder says it is."""
 
     def __init__(self, store: Store, world: World, engine: Engine) -> None:
-        study = self.study = world.study
-        self.store, self.engine, self.method = store, engine, world.method
+        self.study = world.study
+        self.store, self.engine, self.world, self.method = store, engine, world, world.method
+        self._restore()
+        self.furthest, self.redone = self.server.round, 0  # rounds that were done at most, and losses since then
+
+    def _restore(self) -> None:
+        """Stand where the last checkpoint stands, or at the start."""
+        study, world = self.study, self.world
         names = Named(study.method.name, study.method.fields), Named(study.model.name, study.model.fields)
         self.fleet = Fleet(
-            world.columns, engine, world.network, world.home(),
+            world.columns, self.engine, world.network, world.home(),
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
-            shown=world.method.evaluation,
+            shown=world.shown,
         )  # fmt: skip
         begin = Server(0, world.network.initial(study.run.seed), world.network)
-        self.server = store.restore(begin, self.fleet, engine.states)
-        self.rows = store.rows("metrics")
+        self.server = self.store.restore(begin, self.fleet, self.engine.states)
+        self.rows = self.store.rows("metrics")
 
     def run(self, watch: Watch) -> dict[str, Any]:
         """Rounds until the last; on a signal, what is done is made safe first."""
@@ -91,9 +100,15 @@ class Experiment:
         with Signals() as self.signals:
             try:
                 while self.server.round < rounds:
-                    row = self._round()
-                    if self.server.round % every == 0 or self.server.round == rounds:
-                        self._checkpoint()
+                    try:
+                        row = self._round()
+                        if self.server.round % every == 0 or self.server.round == rounds:
+                            self._checkpoint()
+                    except RoundLost as lost:
+                        self._redo(lost)
+                        continue
+                    if self.server.round > self.furthest:
+                        self.furthest, self.redone = self.server.round, 0
                     watch(row)
             except KeyboardInterrupt:
                 self._checkpoint()
@@ -113,13 +128,22 @@ class Experiment:
         self.store.write("summary.json", summary)
         return summary
 
+    def _redo(self, lost: RoundLost) -> None:
+        """Go back to where nothing was lost: a round leaves no trace until it is committed, a checkpoint is whole."""
+        self.redone += 1
+        if self.redone > REDONE:
+            raise RunError(f"round {self.server.round + 1} was lost {self.redone} times; last: {lost}") from lost
+        if lost.before:
+            self._restore()
+
     def _checkpoint(self) -> None:
         self.store.checkpoint(self.server, self.fleet, self.engine.states)
 
     def _round(self) -> dict[str, Any]:
         """Train, evaluate, write down. Until `commit`, nothing outside this method has changed."""
         server, fleet, begin = self.server, self.fleet, perf_counter()
-        fleet.begin(server.round, self._train(server.round), sum(row["virtual_seconds"] for row in self.rows))
+        fleet.columns |= self.engine.roll_call()
+        fleet.begin(server.round, self.train(server.round), sum(row["virtual_seconds"] for row in self.rows))
         forked = replace(server, memory=dict(server.memory))
         serverless = type(self.method).round is Method.round
         after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)
@@ -137,7 +161,7 @@ class Experiment:
             self.server = after
         return row
 
-    def _train(self, round: int) -> Train:
+    def train(self, round: int) -> Train:
         """The training settings of a round, with its learning rate."""
         section = self.study.train
         fields = section.model_dump(include=set(Train.__dataclass_fields__))

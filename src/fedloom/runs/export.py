@@ -21,7 +21,8 @@ def export(folder: Path, file: Path) -> str:
     if file.suffix not in SUFFIXES:
         raise choose("kind of file", file.suffix or file.name, SUFFIXES)
     store = Store.open(folder)
-    if store.read("summary.json") is None:
+    summary = store.read("summary.json")
+    if summary is None:
         raise InputError(f"{folder} is not finished; go on with: fedloom resume {folder}")
     study = store.study()
     world = world_of(study.model_dump_json(), store.split_file)
@@ -36,4 +37,4 @@ def export(folder: Path, file: Path) -> str:
     data, fields = world.dataset, "".join(f", {key}={value!r}" for key, value in study.model.fields.items())
     sizes = f"channels={data.channels}, classes={data.classes}, size={data.size}"
     line = f"fedloom.models.resolve.build({study.model.name!r}, {sizes}{fields})"
-    return world.method.recipe(line, tuple(data.x.shape[1:]), data.classes)
+    return world.method.recipe(line, tuple(data.x.shape[1:]), data.classes, summary.get("found", {}))

@@ -17,6 +17,7 @@ from typing import Any
 from fedloom.errors import FedloomError, InputError, Interrupted
 from fedloom.runs.evaluation import to_target
 from fedloom.runs.experiment import Watch
+from fedloom.runs.jobs import as_job, run_jobs
 from fedloom.runs.result import Result
 from fedloom.runs.start import difference, plain, resume, settled, start
 from fedloom.runs.store import Store
@@ -100,7 +101,8 @@ class Grid:
                     sections = merged(self.base, column_sections, row_sections, {"run": {"seed": seed}})
                     place = ", ".join(filter(None, (self.origin, column if len(self.columns) > 1 else "")))
                     try:
-                        cell = Cell(row, column, seed, resolve(sections, place))
+                        study = resolve(sections, place)
+                        cell = Cell(row, column, seed, as_job(study) if study.engine.name == "ray" else study)
                         if seed == self.seeds[0]:
                             world_of(cell.study.model_dump_json()).check()
                         cells.append(cell)
@@ -124,8 +126,11 @@ class Grid:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"'{folder}' cannot be a folder: {error.strerror}") from error
+        failed = self._on_cluster(cells, folder)
         for number, cell in enumerate(cells):
             try:
+                if cell.label in failed:
+                    raise failed[cell.label]
                 done.append((cell, _cell(cell, folder, announce(cell, number, len(cells)))))
             except (Interrupted, InputError):
                 raise
@@ -135,9 +140,19 @@ class Grid:
             raise FedloomError("\n".join(failures))
         return done, failures
 
+    def _on_cluster(self, cells: Sequence[Cell], folder: Path) -> dict[str, FedloomError]:
+        """With the engine `ray`, run as jobs what is not finished yet; gives the failures by label."""
+        engine = resolve(merged(self.base), self.origin).engine
+        if engine.name != "ray":
+            return {}
+        for cell in cells:
+            _refuse_another(cell, folder / cell.label)
+        cells = [cell for cell in cells if not (folder / cell.label / "summary.json").exists()]
+        ended = run_jobs([cell.study for cell in cells], [cell.label for cell in cells], folder, engine)
+        return {cells[number].label: error for number, error in ended if error is not None}
 
-def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
-    place = folder / cell.label
+
+def _refuse_another(cell: Cell, place: Path) -> None:
     if (place / "study.json").exists():
         begun = Store.open(place).begun()
         asked = settled(cell.study, begun)
@@ -145,6 +160,12 @@ def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
             raise InputError(
                 f"{place} holds a run of another study: {difference(begun, asked)}; use another --out or remove it"
             )
+
+
+def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
+    place = folder / cell.label
+    _refuse_another(cell, place)
+    if (place / "study.json").exists():
         return resume(place, watch)
     run = cell.study.run.model_copy(update={"out": str(folder)})
     return start(cell.study.model_copy(update={"run": run}), watch, cell.label)

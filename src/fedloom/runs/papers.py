@@ -42,6 +42,9 @@ class Scale(BaseModel):
     differs: str = ""
 
 
+Measure = Annotated[str, Field(pattern=r"^([a-z_]+|(rounds|virtual_seconds|bytes)@(0?\.\d+|1(\.0)?))$")]
+
+
 class Shown(BaseModel):
     """One table over a grid's runs: some rows and columns of it, and one or several numbers a cell."""
 
@@ -50,7 +53,7 @@ class Shown(BaseModel):
     title: str = ""
     rows: dict[str, str] | list[str] | None = None
     columns: list[str] | None = None
-    measures: Annotated[list[str], Field(min_length=1)] = ["global_accuracy"]
+    measures: Annotated[list[Measure], Field(min_length=1)] = ["global_accuracy"]
     published: dict[str, dict[str, list[float]]] = {}
 
     def labels(self, all_of: Mapping[str, Any]) -> dict[str, str]:
@@ -66,7 +69,7 @@ class Paper(BaseModel):
 
     title: str
     source: str
-    measure: str = "global_accuracy"
+    measure: Measure = "global_accuracy"
     study: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]]
     columns: dict[str, dict[str, Any]] = {"": {}}
@@ -113,7 +116,8 @@ def read_paper(name: str) -> Published:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}; got {each['input']!r}"
+                 for each in error.errors()]  # fmt: skip
         raise InputError("\n".join(lines)) from error
     _check_names(path, paper)
     return Published(path.stem, name, path, paper)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -20,9 +20,8 @@ import safetensors.torch
 import torch
 
 from fedloom import __version__, wire
-from fedloom.client import States
 from fedloom.errors import InputError
-from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.fleet import Fleet, Keeper
 from fedloom.network import Network
 from fedloom.runs.parquet import write_parquet
 from fedloom.runs.study import Study, resolve
@@ -122,10 +121,14 @@ class Store:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """All complete lines of metrics or clients."""
-        text = (self.folder / f"{name}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return list(self.lines(name))
 
-    def checkpoint(self, server: Server, fleet: Fleet, states: States) -> None:
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The same, one after the other."""
+        with (self.folder / f"{name}.jsonl").open() as file:
+            yield from (json.loads(line) for line in file if line.endswith("\n"))
+
+    def checkpoint(self, server: Server, fleet: Fleet, states: Keeper) -> None:
         """Make everything up to this round safe."""
         folder, done = self.folder / "checkpoints", server.round
         moments = zip(fleet.columns["round"].tolist(), fleet.columns["stage"].tolist(), strict=True)
@@ -147,7 +150,7 @@ class Store:
             if path.name not in named:
                 path.unlink()
         for name in LINES:
-            write_parquet(self.rows(name), self.folder / f"{name}.parquet")
+            write_parquet(self.lines, name, self.folder / f"{name}.parquet")
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the folder, whole or not at all."""
@@ -164,17 +167,17 @@ class Store:
         content: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
         return content
 
-    def restore(self, server: Server, fleet: Fleet, states: States) -> Server:
+    def restore(self, server: Server, fleet: Fleet, states: Keeper) -> Server:
         """Go back to the last checkpoint, or to the start if there is none; lines written after it are dropped."""
         manifest = self.read(MANIFEST) or {"bytes": dict.fromkeys(LINES, 0)}
         for name in LINES:
             with (self.folder / f"{name}.jsonl").open("r+b") as file:
                 file.truncate(manifest["bytes"][name])
+        folder = self.folder / "checkpoints"
+        states.restore(folder, manifest.get("clients", {}))
         if "files" not in manifest:
             return server
-        folder = self.folder / "checkpoints"
         fleet.columns = wire.load(folder / manifest["files"]["fleet"])
-        states.restore(folder, manifest["clients"])
         return self.server(server.network)
 
     def server(self, network: Network) -> Server:

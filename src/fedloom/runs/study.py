@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.data.partition import Partition, parse
 from fedloom.errors import InputError, choose, oxford
 from fedloom.registry import SLOTS, find, name_of
-from fedloom.settings import checked
+from fedloom.settings import allowed, checked
 
 __all__ = ["SECTIONS", "Study", "method_of", "named", "override", "partition_of", "read", "resolve"]
 
@@ -48,6 +48,7 @@ class Data(Open):
 
     name: str = "digits"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's own data; None: of the test set
     public: Annotated[int, Field(ge=0)] = 0
     normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
     augment: str = "none"
@@ -60,6 +61,7 @@ class FleetOf(Open):
     clients: Positive = 10
     weak: Literal["refuse", "exclude", "ignore"] = "refuse"
     deadline: Annotated[float, Field(gt=0)] | None = None  # virtual seconds a stage may take
+    onlookers: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of the clients that never train; they test the model
     trace: str | None = None  # when devices are there: a shape, or a CSV file of windows
     day: Annotated[float, Field(gt=0)] = 86400.0  # virtual seconds of a shape's day
 
@@ -94,8 +96,8 @@ class Evaluate(Section):
     clients: Positive = 1000  # larger fleets are evaluated on so many clients, the same in every round
 
 
-class EngineOf(Section):
-    """What runs the clients."""
+class EngineOf(Open):
+    """What runs the clients, and what the named engine takes beside this."""
 
     name: str = "auto"
     trainer: Literal["auto", "reference", "stacked", "graphs"] = "auto"
@@ -212,10 +214,17 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
 
 
 def _engine(study: Study) -> None:
+    """Refuse an engine that is not there, lacks a library or does not know a setting."""
     if study.engine.layout == "channels_last" and study.engine.device == "cuda":
         raise InputError("engine.layout 'channels_last' is for the CPU; on a GPU engine.precision=bf16 brings it")
-    if study.engine.name != "auto":
-        find("engine", study.engine.name)
+    name, fields = study.engine.name, study.engine.fields
+    make = find("engine", name) if name != "auto" else None
+    own = allowed(f"engine '{name}'", make, ("factory", "workers"))[0] if make else []
+    for key in fields.keys() - set(own):
+        raise choose("setting in [engine]", key, [*EngineOf.model_fields, *own])
+    if make:
+        checked(f"engine '{name}'", make, fields, ("factory", "workers"))
+        getattr(make, "check", dict)(**fields)
 
 
 def _augmentation(study: Study) -> None:

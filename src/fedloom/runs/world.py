@@ -6,11 +6,15 @@ are loaded once and shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from fedloom.augment import augmentation_of
 from fedloom.client import Client
 from fedloom.data.dataset import Dataset
 from fedloom.data.levels import count_levels, group_levels, moments
+from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
@@ -29,13 +34,25 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.gap import gap
-from fedloom.questions import QUESTIONS, remembered
+from fedloom.questions import QUESTIONS
+from fedloom.registry import own_modules
+from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.types import Augmentation, Images, Report, Samples, Task
+from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
 
+FOLDER = "FEDLOOM_DATA"  # names the folder of data sets
+HERE = uuid4().hex  # this process, for what its workers on one machine share
+UNLOADED = {
+    "validation",
+    "test",
+    "public",
+    "normalise",
+    "augment",
+}  # settings of [data] that do not change what is loaded
+MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
 
@@ -47,6 +64,7 @@ class World:
     dataset: Dataset
     split: Split
     restored: bool = False  # whether the split is a saved one
+    pages: str = ""  # under which name processes of this machine share the images, if they do
 
     @cached_property
     def method(self) -> Method:
@@ -78,7 +96,11 @@ class World:
         channels = self.dataset.channels
         if self.study.data.normalise == "fixed":
             return Images(x, y, *self._numbers(np.full(channels, 0.5), np.full(channels, 0.5)))
-        return Images(x, y, *self._numbers(*moments(count_levels(self.dataset.x[: self.dataset.trained]))))
+        return Images(x, y, *self._numbers(*self._common()))
+
+    def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each channel over all training images."""
+        return moments(count_levels(self.dataset.x[: self.dataset.trained]))
 
     def _numbers(self, mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of channels as a batch of images wants them."""
@@ -122,14 +144,17 @@ class World:
         origin = torch.from_numpy(self.dataset.groups).to(self.network.device)
         return replace(self.images, mean=mean, std=std, origin=origin)
 
-    def _tested(self, own: Images) -> Samples:
-        """The test set that all share, as a model that sees images like `own` is tested on it."""
+    def _tested(self, own: Images) -> dict[str, Samples]:
+        """The test set that all share, by group, as a model that sees images like `own` is tested on it."""
         rows, data = self.dataset.test_rows, self.dataset
+        groups = np.zeros(len(data.y), np.int64) if data.groups is None else data.groups
         if self.study.evaluate.on == "unseen":
-            seen = np.ones(len(rows), bool)
-            rows = rows[~(seen if data.groups is None else np.isin(data.groups[rows], data.groups[: data.trained]))]
+            rows = rows[~np.isin(groups[rows], groups[: data.trained])]
         by_origin = self.personal and self.study.evaluate.test_stats == "data"
-        return Samples(self._by_origin if by_origin else own, torch.from_numpy(rows))
+        images, names = self._by_origin if by_origin else own, data.group_names
+        if len(names) not in range(2, MANY):
+            return {"": Samples(images, _rows(rows))} if len(rows) else {}
+        return {names[group]: Samples(images, _rows(rows[groups[rows] == group])) for group in np.unique(groups[rows])}
 
     @cached_property
     def augmentation(self) -> Augmentation | None:
@@ -145,6 +170,10 @@ class World:
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
         columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
+        if count := round(fleet.onlookers * fleet.clients):
+            order = numpy_generator(self.study.run.seed, 0, 0, SERVER, "onlookers").permutation(fleet.clients)
+            columns["onlooker"] = np.isin(np.arange(fleet.clients), order[:count])
+            columns["excluded"] = excluded | columns["onlooker"]
         if fleet.trace is not None:
             drawn = numpy_generator(self.study.run.seed, 0, 0, SERVER, "trace")
             columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
@@ -159,7 +188,7 @@ class World:
                 f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
                 "(pretend they can), or use a method that cuts"
             )
-        if self.study.evaluate.on != "own" and not len(self._tested(self.images)):
+        if self.study.evaluate.on != "own" and not self._tested(self.images):
             raise InputError(
                 f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
             )
@@ -191,6 +220,16 @@ class World:
             return Graphs(self.network, deadline=engine.deadline)
         return (Stacked if name == "stacked" else Reference)(self.network, deadline=engine.deadline)
 
+    def elsewhere(self) -> Callable[[], World]:
+        """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
+        study, folder = self.study.model_dump_json(), os.environ.get(FOLDER)
+        return partial(world_there, study, self.split, own_modules(), HERE, folder)
+
+    def moved_in(self) -> None:
+        """All processes of this machine that should have the data have them: what they share needs no name any more."""
+        if self.pages:
+            forget(self.pages)
+
     @property
     def filter(self) -> Callable[[Client, Report], Report] | None:
         """What is done to reports before they leave a client."""
@@ -206,26 +245,44 @@ class World:
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
-        rows = self.split.train.rows if self.method.pooled else self.split.train[task.client]
+        rows, validation, test, capacity = self.device(task.client)
         images = self._own_images(task.client, rows)
-        own_test = self.study.evaluate.on == "own"
+        groups = {} if self.study.evaluate.on == "own" else self._tested(images)
         return Client(
             task.client, task, self.study.run.seed, self.network,
             train=Samples(images, _rows(rows), self.augmentation),
-            validation=Samples(images, _rows(self.split.validation[task.client])),
-            test=Samples(images, _rows(self.split.test[task.client])) if own_test else self._tested(images),
-            capacity=float(self.columns["capacity"][task.client]),
-            state=state,
+            validation=Samples(images, _rows(validation)),
+            test=_joined(groups) if groups else Samples(images, _rows(test)),
+            capacity=capacity,
+            state=state, groups=groups,
         )  # fmt: skip
+
+    def shown(self, server: Server) -> Tensors:
+        """The tensors that clients are sent to evaluate."""
+        tensors: Tensors = self.method.evaluation(server)
+        return tensors
+
+    def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """What a client holds: its rows to train on, to validate with and to test on, and its capacity."""
+        train = self.split.train.rows if self.method.pooled else self.split.train[client]
+        capacity = float(self.columns["capacity"][client])
+        return train, self.split.validation[client], self.split.test[client], capacity
 
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
         images, task = self._own_images(SERVER, self.split.public), Task(SERVER, 0)
+        nothing, groups = _rows(np.empty(0, np.int64)), self._tested(self.images)
         return Client(
             SERVER, task, self.study.run.seed, self.network,
-            train=Samples(images, _rows(self.split.public)), validation=Samples(images, _rows(np.empty(0, np.int64))),
-            test=self._tested(self.images),
+            train=Samples(images, _rows(self.split.public)), validation=Samples(images, nothing),
+            test=_joined(groups) if groups else Samples(images, nothing),
+            groups={} if self.study.evaluate.on == "own" else groups,
         )  # fmt: skip
+
+
+def _joined(groups: Mapping[str, Samples]) -> Samples:
+    parts = list(groups.values())
+    return replace(parts[0], rows=torch.cat([part.rows for part in parts]).sort().values)
 
 
 def _rows(rows: np.ndarray) -> torch.Tensor:
@@ -240,17 +297,42 @@ def dataset_of(data_json: str) -> Dataset:
     return dataset
 
 
+@lru_cache(maxsize=1)
+def _mapped_dataset(data_json: str, name: str) -> Dataset:
+    return mapped(partial(dataset_of.__wrapped__, data_json), name)
+
+
+def world_there(study_json: str, split: Split, modules: Sequence[str], origin: str, folder: str | None) -> World:
+    """The world of a study in a worker process: data from where they lie, one copy a machine, arithmetic as asked.
+
+    `modules` register what the user wrote. `folder` is where the run's own process finds data sets; a machine that is
+    set up otherwise says so itself.
+    """
+    for module in modules:
+        import_module(module)
+    if folder is not None:
+        os.environ.setdefault(FOLDER, folder)
+    study = Study.model_validate_json(study_json)
+    data_json = study.data.model_dump_json(exclude=UNLOADED)
+    pages = f"{origin}-{crc32(data_json.encode())}"
+    world = World(study, _mapped_dataset(data_json, pages), split, restored=True, pages=pages)
+    if study.engine.device == "cpu":
+        torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = study.engine.precision in ("tf32", "bf16")
+    return world
+
+
 @lru_cache(maxsize=2)
 def world_of(study_json: str, split_file: Path | None = None) -> World:
     """The world of a study (as JSON, so that a spawned worker can be told); with a saved split, that one."""
     study = Study.model_validate_json(study_json)
     if study.engine.device == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
-    dataset = dataset_of(study.data.model_dump_json(exclude={"validation", "public", "normalise", "augment"}))
+    dataset = dataset_of(study.data.model_dump_json(exclude=UNLOADED))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
         dataset, partition_of(study), study.fleet.clients,
-        validation=study.data.validation, public=study.data.public, seed=study.run.seed,
+        validation=study.data.validation, test=study.data.test, public=study.data.public, seed=study.run.seed,
     )  # fmt: skip
     return World(study, dataset, divided)

@@ -2,9 +2,21 @@
 
 from fedloom.units.find import find_units
 from fedloom.units.macs import macs
+from fedloom.units.memory import saved_bytes
 from fedloom.units.probe import activations, gradients
 from fedloom.units.skeleton import skeleton
 from fedloom.units.table import Units, Where
 from fedloom.units.taps import linears, tapped
 
-__all__ = ["Units", "Where", "activations", "find_units", "gradients", "linears", "macs", "skeleton", "tapped"]
+__all__ = [
+    "Units",
+    "Where",
+    "activations",
+    "find_units",
+    "gradients",
+    "linears",
+    "macs",
+    "saved_bytes",
+    "skeleton",
+    "tapped",
+]

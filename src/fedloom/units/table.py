@@ -98,10 +98,19 @@ class Units:
         self._shapes = dict(shapes)
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._points: dict[torch.device, list[Point]] = {}
+        self._placed: dict[tuple[str, torch.device], list[Tensor]] = {}
 
     def __getstate__(self) -> dict[str, object]:
         # Plans may hold a thousand vectors, even on a GPU; another process makes its own.
-        return {**self.__dict__, "_plans": {}, "_points": {}}
+        return {**self.__dict__, "_plans": {}, "_points": {}, "_placed": {}}
+
+    def units_of(self, name: str, device: torch.device) -> list[Tensor]:
+        """The unit of each position of a tensor's axes that can be cut (one behind the last: of none), on a device."""
+        key = (name, device)
+        if key not in self._placed:
+            row = sum(self.sizes.values()) + 1
+            self._placed[key] = [(axis.unit % row).to(device) for axis in self.axes.get(name, ())]
+        return self._placed[key]
 
     def points_on(self, device: torch.device) -> list[Point]:
         """The points with their indices on a device; made once, since a captured reading cannot copy from the host."""

@@ -1,0 +1,171 @@
+"""The engine of a deployment: tasks go to real devices over Flower's grid, outcomes come back in order.
+
+Private state stays on the devices. What a client says about itself in an outcome is checked or replaced by what the
+server knows: which task it was, how many bytes travelled, that it did not take longer than it took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom import wire
+from fedloom.client import States
+from fedloom.deploy.messages import Letter
+from fedloom.deploy.roster import PAUSES, Roster, Sent
+from fedloom.engine import memory
+from fedloom.engine.local import solve
+from fedloom.engine.worker import Workplace, arrived
+from fedloom.types import NEVER, Failure, Moment, Outcome, Report, Server, Task
+
+__all__ = ["Flower"]
+
+WINDOW = 64  # tasks under way at once, at most
+PATIENCE = 3600.0  # seconds a task may take where the study sets no deadline
+GRACE = 10.0  # seconds that a task may take longer than the deadline, for its way there and back
+
+
+class Remote(States):
+    """States that stay with their clients; the server only remembers which versions it may still ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.safe: dict[int, Moment] = {}
+
+    def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
+        """From here on clients may forget what is older."""
+        self.safe = dict(accepted)
+        return {}
+
+
+class Flower:
+    """Real clients, reached over Flower."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        place: Workplace,
+        run: str,
+        *,
+        limit: int,
+        deadline: float | None,
+        arrivals: Callable[[], Mapping[str, np.ndarray]],
+    ) -> None:
+        self.roster, self.place, self.id, self.limit = roster, place, run, limit
+        self.seconds = PATIENCE if deadline is None else deadline + GRACE
+        self._remote = Remote()
+        self.states: States = self._remote
+        self._arrivals = arrivals
+
+    def roll_call(self) -> Mapping[str, np.ndarray]:
+        """Greet whoever came since the last round, and say who is here."""
+        return self._arrivals()
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks, each device working on its own."""
+        waiting, number, given, pause = enumerate(tasks), 0, 0, PAUSES[0]
+        under_way: dict[str, Sent] = {}
+        doing: dict[str, tuple[int, Task]] = {}
+        done: dict[int, Outcome] = {}
+        while True:
+            while number in done:
+                yield done.pop(number)
+                number += 1
+            while given < number + WINDOW and (following := next(waiting, None)) is not None:
+                given += 1
+                self._send(*following, under_way, doing, done)
+            if not under_way:
+                if number in done:
+                    continue
+                return
+            found = False
+            for name, sent, answer in self.roster.collect(under_way, self.limit):
+                found = True
+                place, task = doing.pop(name)
+                done[place] = self._outcome(task, sent, answer)
+            until = time.monotonic() - self.seconds
+            for name in [name for name, sent in under_way.items() if sent.at < until]:
+                del under_way[name]
+                place, task = doing.pop(name)
+                done[place] = self._failed(task, "late", f"no report within {self.seconds:g} s")
+            pause = PAUSES[0] if found else min(PAUSES[1], pause * 1.5)
+            if under_way and number not in done:
+                time.sleep(pause)
+
+    def _send(
+        self,
+        place: int,
+        task: Task,
+        under_way: dict[str, Sent],
+        doing: dict[str, tuple[int, Task]],
+        done: dict[int, Outcome],
+    ) -> None:
+        member = self.roster.members[task.client]
+        self.roster.round = task.round
+        if member.state != "connected" or not member.ready:
+            done[place] = self._failed(task, "lost", f"{member.name} is {member.state}")
+            return
+        whole = arrived(task, self.place.network)
+        body = {"run": self.id, "task": whole, "safe": self._remote.safe.get(task.client, NEVER)}
+        sent = self.roster.post({task.client: Letter("work" if task.job == "work" else "ask", body)}, self.seconds + 60)
+        if not sent:
+            done[place] = self._failed(task, "lost", f"{member.name} cannot be reached")
+            return
+        under_way |= sent
+        doing |= dict.fromkeys(sent, (place, whole))
+
+    def _outcome(self, task: Task, sent: Sent, answer: dict[str, Any] | str) -> Outcome:
+        """What an answer amounts to."""
+        if isinstance(answer, str):
+            return self._failed(task, "lost", answer)
+        claimed = answer.get("outcome")
+        if "raised" in answer:
+            return self._failed(task, "raised", str(answer["raised"]))
+        if not isinstance(claimed, Outcome):
+            return self._failed(task, "nonsense", str(answer.get("nonsense", "the answer holds no outcome")))
+        told = (claimed.client, claimed.round, claimed.stage, claimed.job)
+        if told != (task.client, task.round, task.stage, task.job):
+            return self._failed(task, "nonsense", f"it reports on another task: client, round, stage, job are {told}")
+        failure, report = claimed.failure, claimed.report
+        if isinstance(failure, Failure):
+            kind = failure.kind if failure.kind in ("raised", "late") else "raised"
+            return self._failed(task, kind, str(failure.message)[:500])
+        if not isinstance(report, Report):
+            return self._failed(task, "nonsense", "the outcome holds no report")
+        elapsed, member = time.monotonic() - sent.at, sent.member
+        seconds = claimed.seconds if isinstance(claimed.seconds, float) and isfinite(claimed.seconds) else elapsed
+        peak = claimed.peak_memory_bytes if isinstance(claimed.peak_memory_bytes, int) else None
+        member.reports += task.job == "work"
+        member.last = f"{task.job} of round {task.round + 1}"
+        return Outcome(
+            task.client, task.round, task.stage, task.job, replace(report, client=task.client),
+            download_bytes=wire.size(task), upload_bytes=wire.size(report),
+            macs=claimed.macs if isinstance(claimed.macs, int) and claimed.macs >= 0 else 0,
+            seconds=min(max(0.0, seconds), elapsed), peak_memory_bytes=peak,
+        )  # fmt: skip
+
+    def _failed(self, task: Task, kind: str, message: str) -> Outcome:
+        member = self.roster.members[task.client]
+        member.failures, member.last = member.failures + 1, f"{kind} in round {task.round + 1}: {message}"
+        failure = Failure(task.client, task.round, task.stage, kind, message)
+        return Outcome(task.client, task.round, task.stage, task.job, failure=failure)
+
+    def reduce(self, merge: object, server: Server) -> None:
+        """Reports are added up as they come."""
+
+    def solve(self, requests: Sequence[Any]) -> list[Any]:
+        """The server's own requests, here."""
+        return solve(self.place, requests)
+
+    def peak_memory(self) -> int | None:
+        """The server's own; each device tells its own in the ledger."""
+        return memory.peak()
+
+    def close(self) -> None:
+        """Nothing to let go of: the grid belongs to whoever made it."""

@@ -1,0 +1,383 @@
+"""Peers without a server: the same `stages` and `work` as in simulation, among neighbours.
+
+Every peer keeps its data, its state and its reports; a neighbour fetches a report from whoever made it. Somebody has to
+say when a stage begins. That is the first peer alive, in the order of their numbers; it sees no model. It keeps the
+run's notebook (which round, whose report counted, what was measured) and gives everybody a copy after each round. When
+it dies, the next one goes on from its copy: a round that was not finished is begun again from the versions of state
+that counted. So the round itself is `runs.serverless.pass_round`, as in a simulation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from fedloom import __version__, wire
+from fedloom.deploy.calls import Calls, Unreachable
+from fedloom.deploy.device import Device, Disk
+from fedloom.deploy.engine import GRACE, PATIENCE, Flower
+from fedloom.deploy.folder import settings
+from fedloom.deploy.messages import SMALL
+from fedloom.deploy.roster import Roster
+from fedloom.deploy.serve import DEPLOYMENT, STATUS, Deployment, Meeting, Say, columns_of, fix, gather
+from fedloom.deploy.worlds import ServerWorld, server_data, told
+from fedloom.engine.worker import arrived
+from fedloom.errors import InputError, Interrupted
+from fedloom.method import Method
+from fedloom.runs.experiment import Watch, experiment
+from fedloom.runs.start import plain
+from fedloom.runs.store import Store
+from fedloom.runs.study import Study, method_of, read, resolve
+from fedloom.types import NEVER, Moment, Named, Outcome, Report, Server, Task, Tensors
+
+__all__ = ["Peer", "join_peers"]
+
+PING = 2.0  # seconds in which a peer that is alive says so
+MADE = ("made round", "made stage")  # numbers of a report that stays with its maker: which one it was
+
+
+class Deposed(Exception):
+    """Another peer leads."""
+
+
+class Circle(Roster):
+    """The list of peers, reached by calls."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__(None, {name: name.encode() for name in peer.calls.addresses})
+        self.peer = peer
+
+    def look(self) -> list[Any]:
+        """Who answers; gives those whose process is new."""
+        new = []
+        for member, answer in zip(self.members, self.peer.ping(), strict=True):
+            if answer is None:
+                if member.state == "connected":
+                    member.state, member.greeted = "absent", ""
+                continue
+            member.last_seen, member.activated = time.time(), str(answer["session"])
+            if member.greeted != member.activated:
+                new.append(member)
+        return new
+
+    def ask(self, kind: str, bodies: Mapping[int, dict[str, Any]], seconds: float) -> dict[int, dict[str, Any] | str]:
+        """Call several peers at once."""
+
+        def call(number: int) -> dict[str, Any] | str:
+            try:
+                return self.peer.calls.call(self.members[number].name, kind, bodies[number], seconds)
+            except Unreachable as error:
+                return str(error)
+
+        with ThreadPoolExecutor(max(1, len(bodies))) as pool:
+            return dict(zip(bodies, pool.map(call, bodies), strict=True))
+
+
+class Ring(Flower):
+    """The engine of whoever leads: peers do the work, and fetch from each other what they need for it."""
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks; reports in them are empty, since models stay where they are."""
+        with ThreadPoolExecutor(64) as pool:
+            yield from [future.result() for future in [pool.submit(self._call, task) for task in tasks]]
+
+    def _call(self, task: Task) -> Outcome:
+        roster, member = self.roster, self.roster.members[task.client]
+        assert isinstance(roster, Circle)
+        roster.peer.still_leads()
+        roster.round = task.round
+        if member.state != "connected" or not member.ready:
+            return self._failed(task, "lost", f"{member.name} is {member.state}")
+        whole = arrived(task, self.place.network)
+        inbox = {sender: made(report) for sender, report in whole.inbox.items()}
+        body = {"run": self.id, "task": replace(whole, inbox={}), "inbox": inbox,
+                "safe": self._remote.safe.get(task.client, NEVER)}  # fmt: skip
+        try:
+            answer = roster.peer.calls.call(member.name, "work" if task.job == "work" else "ask", body, self.seconds)
+        except Unreachable as error:
+            late = "deadline" in str(error)
+            return self._failed(task, "late" if late else "lost", str(error))
+        outcome = answer.get("outcome")
+        if not isinstance(outcome, Outcome):
+            return self._failed(task, "nonsense", "the answer holds no outcome")
+        if outcome.failure is not None:
+            return self._failed(task, outcome.failure.kind, outcome.failure.message)
+        member.reports += task.job == "work"
+        member.last, member.last_seen = f"{task.job} of round {task.round + 1}", time.time()
+        roster.write()
+        return outcome
+
+
+def made(report: Report) -> Moment:
+    """When a report that stayed with its maker was made."""
+    return int(report.numbers[MADE[0]]), int(report.numbers[MADE[1]])
+
+
+@dataclass(frozen=True, eq=False)
+class RingWorld(ServerWorld):
+    """The leader's world: no images, and reports that lie with their makers."""
+
+    fetch: Callable[[int, Moment], Report] = field(default=lambda client, moment: Report())
+
+    def shown(self, server: Server) -> Tensors:
+        """What clients are shown to evaluate; a report of which a method needs the tensors is fetched."""
+        last = _Fetched(server.memory.get("last", {}), self.fetch)
+        return super().shown(replace(server, memory={**server.memory, "last": last}))
+
+
+class _Fetched(dict[int, Report]):
+    """Reports by maker, whole once they are looked at."""
+
+    def __init__(self, stubs: Mapping[int, Report], fetch: Callable[[int, Moment], Report]) -> None:
+        super().__init__(stubs)
+        self._fetch = fetch
+
+    def __getitem__(self, client: int) -> Report:
+        return self._fetch(client, made(super().__getitem__(client)))
+
+
+class Peer:
+    """One participant: answers the others, and leads when it is its turn."""
+
+    def __init__(self, study: Study, device: Device, keys: Path, addresses: Mapping[str, str], say: Say) -> None:
+        self.study, self.device, self.keys, self.say = study, device, keys, say
+        self.names = sorted(addresses)
+        if device.name not in self.names:
+            raise InputError(f"{keys / 'peers.toml'} does not list '{device.name}'")
+        self.number, self.session = self.names.index(device.name), token_hex(8)
+        known = json.dumps([told(study), study.fleet.model_dump(), self.names], sort_keys=True)
+        self.digest = hashlib.sha256(known.encode()).hexdigest()[:32]
+        self._book = keys / "state" / f"notebook-{self.digest}.safetensors"
+        self._book.parent.mkdir(parents=True, exist_ok=True)
+        self.notebook: dict[str, Any] = wire.load(self._book) if self._book.is_file() else {}
+        self.leading = self.over = False
+        self.deposed_by = ""
+        self._strange: set[tuple[str, Any]] = set()  # peers about something else, said once
+        self._busy, self._reports = threading.Lock(), {}  # type: ignore[var-annotated]
+        limit = SMALL + 8 * sum(part.nbytes for part in self._network_size())
+        self.calls = Calls(device.name, keys, {name: addresses[name] for name in self.names}, self.answer, limit)
+
+    def _network_size(self) -> list[Any]:
+        world = ServerWorld(self.study, self.device.dataset, self.device.split)
+        return list(world.network.module.state_dict().values())
+
+    def answer(self, caller: str, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Whatever another peer asks."""
+        if kind == "ping":
+            return {"session": self.session, "digest": self.digest, "fedloom": __version__, "leading": self.leading,
+                    "round": self.notebook.get("round", -1)}  # fmt: skip
+        if kind == "fetch":
+            return self._fetched(str(body["run"]), (int(body["moment"][0]), int(body["moment"][1])))
+        if kind == "notebook":
+            return dict(self.notebook)
+        if kind == "keep":
+            self._keep(body)
+            return {}
+        if kind == "end":
+            self.over = True
+            return {}
+        if kind == "setup" and caller != self.device.name and self.leading:
+            if self.names.index(caller) > self.number:
+                return {"refuses": f"{self.device.name} leads already"}
+            self.deposed_by = caller
+        with self._busy:
+            return self._work(body) if kind == "work" else self.device.answer(kind, body)
+
+    def _work(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A task: fetch what the neighbours made, do the work, keep the report here."""
+        task, run = body["task"], str(body["run"])
+        inbox: dict[int, Report] = {}
+        for sender, moment in sorted(body["inbox"].items()):
+            with suppress(Unreachable):  # a dead neighbour is skipped
+                inbox[int(sender)] = self.fetch(run, int(sender), (int(moment[0]), int(moment[1])))
+        outcome = self.device.answer("work", {**body, "task": replace(task, inbox=inbox)})["outcome"]
+        if outcome.report is None:
+            return {"outcome": outcome}
+        disk, moment = self._disk(run), (task.round, task.stage)
+        disk.propose(self.number, moment, {"report": outcome.report})
+        disk.forget(self.number, (task.round - 2, 0))
+        numbers = {**outcome.report.numbers, MADE[0]: float(task.round), MADE[1]: float(task.stage)}
+        stub = replace(outcome.report, tensors={}, where=None, classes=None, extra={}, numbers=numbers)
+        return {"outcome": replace(outcome, report=stub)}
+
+    def _disk(self, run: str) -> Disk:
+        if run not in self._reports:
+            self._reports = {run: Disk(self.keys / "state" / run / "reports")}
+            self._reports[run].take(self.number)
+        found: Disk = self._reports[run]
+        return found
+
+    def _fetched(self, run: str, moment: Moment) -> dict[str, Any]:
+        found = self._disk(run).at(self.number, moment)
+        if found is None:
+            return {"refuses": f"{self.device.name} has no report of round {moment[0] + 1}, stage {moment[1]}"}
+        return found
+
+    def fetch(self, run: str, client: int, moment: Moment) -> Report:
+        """A neighbour's report, from the neighbour."""
+        body = {"run": run, "moment": moment}
+        report = self.calls.call(self.names[client], "fetch", body, 60.0)["report"]
+        if not isinstance(report, Report):
+            raise Unreachable(f"{self.names[client]} sent no report")
+        return report
+
+    def ping(self) -> list[dict[str, Any] | None]:
+        """What each peer says of itself; None for one that does not answer or is about another study."""
+
+        def one(name: str) -> dict[str, Any] | None:
+            try:
+                answer = self.calls.call(name, "ping", {}, PING)
+            except Unreachable:
+                return None
+            same = (answer.get("digest"), answer.get("fedloom")) == (self.digest, __version__)
+            if not same and (name, answer.get("digest")) not in self._strange:
+                self._strange.add((name, answer.get("digest")))
+                self.say(f"{name} runs another study, other peers or fedloom {answer.get('fedloom')}; it is left out")
+            return answer if same else None
+
+        with ThreadPoolExecutor(len(self.names)) as pool:
+            return list(pool.map(one, self.names))
+
+    def still_leads(self) -> None:
+        """Raise if another peer took over."""
+        if self.deposed_by:
+            raise Deposed(self.deposed_by)
+
+    def _keep(self, notebook: dict[str, Any]) -> None:
+        if notebook.get("round", -1) >= self.notebook.get("round", -1):
+            self.notebook = notebook
+            wire.save(notebook, self._book)
+
+    def take_part(self, least: int, watch: Watch) -> Path | None:
+        """Until the run is over: lead when it is one's turn, else be there. Gives the run's folder to who led last."""
+        said = ""
+        while not self.over:
+            alive = self.ping()
+            leader = next((name for name, answer in zip(self.names, alive, strict=True)
+                           if answer and answer["leading"] and name != self.device.name), "")  # fmt: skip
+            first = next(number for number, answer in enumerate(alive) if answer or number == self.number)
+            if leader or first < self.number:
+                leader = leader or self.names[first]
+                if leader != said:
+                    self.say(f"{leader} leads")
+                    said = leader
+                time.sleep(0.5)
+                continue
+            try:
+                said, self.leading, self.deposed_by = "", True, ""
+                return self._lead(alive, least, watch)
+            except Deposed as other:
+                self.say(f"{other} leads now")
+            finally:
+                self.leading = False
+        self._book.unlink(missing_ok=True)
+        return None
+
+    def _lead(self, alive: list[dict[str, Any] | None], least: int, watch: Watch) -> Path:
+        """Run the study from the newest notebook there is."""
+        rounds = [answer["round"] if answer else -1 for answer in alive]
+        if max(rounds) > self.notebook.get("round", -1):
+            with suppress(Unreachable):
+                self._keep(self.calls.call(self.names[rounds.index(max(rounds))], "notebook", {}, 30.0))
+        book, roster, study = self.notebook, Circle(self), self.study
+        self.say(f"{self.device.name} leads" + (f" from round {book['round'] + 1}" if book else ""))
+        gather(roster, 1 if book else least, self.say)
+        fixed = Deployment(**book["fixed"]) if book else fix(roster, study, None)
+        world = RingWorld(
+            study, *server_data(None, None, fixed.shape, fixed.class_names, len(roster)), normal=fixed.normal,
+            joined=columns_of(roster, study), fetch=lambda client, moment: self.fetch(fixed.run, client, moment),
+        )  # fmt: skip
+        world.check()
+        store = self._open(world, fixed, book)
+        roster.file = store.folder / STATUS
+        seconds = study.engine.deadline
+        meet = Meeting(roster, study, fixed, world, self.say)
+        engine = Ring(roster, world, fixed.run, limit=0, deadline=seconds, arrivals=meet)
+        engine.seconds = PATIENCE if seconds is None else seconds + GRACE
+
+        def told_all(row: Mapping[str, Any]) -> None:
+            notebook = self._copied(store, fixed)
+            self._keep(notebook)
+            roster.ask("keep", {each.number: notebook for each in roster.connected if each.number != self.number}, 30.0)
+            watch(row)
+
+        try:
+            experiment(store, world, told_all, engine)
+        finally:
+            roster.write(now=True)
+        roster.ask("end", {member.number: {} for member in roster.connected}, 10.0)
+        self._book.unlink(missing_ok=True)
+        return store.folder
+
+    def _open(self, world: RingWorld, fixed: Deployment, book: dict[str, Any]) -> Store:
+        """A folder for the run as it stands in the notebook."""
+        study = self.study
+        store = Store.create(
+            Path(study.run.out), plain(f"{study.method.name}-peers-{study.run.seed}"), study.model_dump_json(indent=1),
+            world.split,
+        )  # fmt: skip
+        store.write(DEPLOYMENT, asdict(fixed))
+        if book:
+            from fedloom.client import States
+            from fedloom.fleet.fleet import Fleet
+
+            names = Named(study.method.name), Named(study.model.name)
+            nobody: Any = None  # a fleet that is only written down needs no engine
+            fleet = Fleet(book["columns"], nobody, world.network, world.home(), seed=0, names=names)
+            fleet.columns = dict(book["columns"])
+            for name in ("metrics", "clients"):
+                store.append(name, book[name])
+            server = Server(book["round"], world.network.initial(study.run.seed), world.network, book["memory"])
+            store.checkpoint(server, fleet, States())
+        return store
+
+    @staticmethod
+    def _copied(store: Store, fixed: Deployment) -> dict[str, Any]:
+        """The notebook: all that somebody needs to go on, and no model."""
+        manifest = store.manifest() or {}
+        folder = store.folder / "checkpoints"
+        memory = wire.load(folder / manifest["files"]["server"])["memory"]
+        return {
+            "round": manifest["round"], "memory": memory, "columns": wire.load(folder / manifest["files"]["fleet"]),
+            "metrics": store.rows("metrics"), "clients": store.rows("clients"), "fixed": asdict(fixed),
+        }  # fmt: skip
+
+
+def join_peers(
+    study_file: Path, name: str, keys: Path, device: Device, *, least: int = 0, watch: Watch, say: Say
+) -> Path | None:
+    """Be a peer of a study without a server until it is over."""
+    addresses = {key: str(value) for key, value in settings(keys / "peers.toml").items()}
+    sections = read(study_file)
+    sections["fleet"] = {
+        "clients": len(addresses),
+        **{k: v for k, v in sections.get("fleet", {}).items() if k == "weak"},
+    }
+    sections.pop("partition", None)
+    # Every finished round goes into the notebook.
+    sections["run"] = {**sections.get("run", {}), "checkpoint_every": 1}
+    study = resolve(sections, str(study_file))
+    if type(method_of(study)).round is not Method.round:
+        raise InputError(f"{study.method.name} has a server; start it with: fedloom serve {study_file}")
+    if study.evaluate.on != "own":
+        raise InputError(
+            f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
+        )
+    peer = Peer(study, device, keys, addresses, say)
+    try:
+        folder = peer.take_part(least or len(addresses), watch)
+    except Interrupted as stop:
+        again = f"fedloom join {study_file} --name {name} ..., as before"
+        raise Interrupted(stop.folder, stop.exit_code - 128, again) from None
+    finally:
+        peer.calls.close()
+    return folder

@@ -1,0 +1,157 @@
+"""The world of a study where the data are not in one place: at the server, and at one device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.dataset import Arrays, Dataset, build
+from fedloom.data.npz import IGNORED, read_npz
+from fedloom.data.rows import Rows
+from fedloom.data.split import Split, split
+from fedloom.errors import InputError
+from fedloom.registry import SLOTS
+from fedloom.runs.study import Study
+from fedloom.runs.world import World
+
+__all__ = ["DeviceWorld", "ServerWorld", "allowed", "device_data", "server_data", "told"]
+
+# What a client needs of a study. Data set, partition and fleet are its own matter.
+TOLD = ("method", *SLOTS, "model", "train", "run")
+PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+Normal = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class ServerWorld(World):
+    """The server: public and test images if it has any, and what clients told of themselves."""
+
+    normal: Normal = field(default=(np.zeros(1), np.ones(1)))
+    joined: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """What the clients said when they joined."""
+        return dict(self.joined)
+
+    def _common(self) -> Normal:
+        return self.normal
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceWorld(World):
+    """One device: its own images only."""
+
+    normal: Normal = field(default=(np.zeros(1), np.ones(1)))
+    capacity: float = 1.0
+
+    def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """All that is here, whatever number the server knows it by."""
+        return self.split.train[0], self.split.validation[0], self.split.test[0], self.capacity
+
+    def _common(self) -> Normal:
+        return self.normal
+
+
+def device_data(path: Path, validation: float = 0.1) -> tuple[Dataset, Split]:
+    """A device's images: a file of `fedloom partition --export`, an own `.npz`, or a folder of images by class.
+
+    Without a validation or test part of its own, shares of the training part become one: `validation`, and a fifth.
+    """
+    if not 0 <= validation < 0.8:
+        raise InputError(f"--validation is a share of the images, at least 0 and less than 0.8; got {validation}")
+    if path.is_dir():
+        from fedloom.data.folders import by_class
+
+        found = by_class(path)
+    elif path.is_file():
+        found = read_npz(path)
+    else:
+        raise InputError(f"data '{path}' is neither a file nor a folder")
+    held = _validation(path) if path.is_file() else None
+    if held is None:
+        dataset = build(path.stem, found, hold_out=False)
+        if dataset.trained < 3:
+            raise InputError(f"{path} holds {dataset.trained} training images; at least 3 are needed")
+        return dataset, split(dataset, "iid", 1, validation=validation)
+    trained = len(found.x_train)
+    parts = {"x_train": np.concatenate([found.x_train, held[0]]), "y_train": np.concatenate([found.y_train, held[1]])}
+    kept = {"x_test": found.x_test, "y_test": found.y_test, "class_names": found.class_names}
+    dataset = build(path.stem, Arrays(path, **parts, **kept), hold_out=False)  # type: ignore[arg-type]
+    rows = np.arange(len(dataset.y))
+    cuts = np.split(rows, [trained, dataset.trained])
+    train, validated, test = (Rows.of([part]) for part in cuts)
+    return dataset, Split(train, validated, test, np.empty(0, np.int64))
+
+
+def _validation(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    with np.load(path, allow_pickle=False) as file:
+        if not set(IGNORED) <= set(file.files):
+            return None
+        x, y = (file[key] for key in IGNORED)
+    return x, y
+
+
+def server_data(
+    public: Path | None, test: Path | None, shape: Sequence[int], class_names: Sequence[str], clients: int
+) -> tuple[Dataset, Split]:
+    """The server's own images: public ones to work with, test ones to measure on; either may be missing."""
+    nothing = np.zeros((0, *shape), np.uint8), np.zeros(0, np.int64)
+    (x_public, y_public), (x_test, y_test) = (
+        _images(path, part, shape, len(class_names)) if path else nothing
+        for path, part in ((public, "train"), (test, "test"))
+    )
+    held = len(y_public)
+    if not held:  # a data set has training images; this one is nobody's
+        x_public, y_public = np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64)
+    both = np.concatenate([x_public, x_test]), np.concatenate([y_public, y_test])
+    dataset = Dataset("server", *both, trained=len(y_public), class_names=tuple(class_names))
+    empty, something = (Rows.of([rows] * clients) for rows in ([], [0]))
+    # Whether a client's own parts are large enough is its own matter: it refuses a study that needs more.
+    return dataset, Split(empty, something, empty, np.arange(held))
+
+
+def _images(path: Path, part: str, shape: Sequence[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
+    if not path.is_file():
+        raise InputError(f"data '{path}' does not exist")
+    dataset = build(path.stem, read_npz(path), hold_out=False)
+    rows = dataset.test_rows if part == "test" and len(dataset.test_rows) else dataset.train_rows
+    if tuple(dataset.x.shape[1:]) != tuple(shape) or dataset.classes > classes:
+        raise InputError(
+            f"{path} holds images of shape {dataset.x.shape[1:]} and {dataset.classes} classes; "
+            f"the clients' are {tuple(shape)} and {classes}"
+        )
+    return dataset.x[rows], dataset.y[rows]
+
+
+def told(study: Study) -> dict[str, Any]:
+    """The sections of a study that clients are told, as plain data."""
+    sections = study.model_dump(include={*TOLD}, exclude_defaults=True)
+    sections["data"] = study.data.model_dump(include={"augment", "normalise"})
+    sections["evaluate"] = study.evaluate.model_dump(include={"model"})
+    sections["engine"] = study.engine.model_dump(include={"precision", "deadline"})
+    sections["run"] = {"seed": study.run.seed, "rounds": study.run.rounds}
+    return sections
+
+
+def allowed(sections: Mapping[str, Any], allow: Sequence[str]) -> None:
+    """Refuse import paths that this device has not allowed: names travel, code does not."""
+    for path in _paths({name: sections.get(name) for name in ("method", *SLOTS, "model")}):
+        if path not in allow:
+            raise InputError(
+                f"the study names '{path}', which is not part of fedloom and not allowed here; if you trust it, "
+                f"install it and join with --allow {path}"
+            )
+
+
+def _paths(tree: Any) -> list[str]:
+    if isinstance(tree, str):
+        return [tree] if PATH.fullmatch(tree) else []
+    inner = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    return [path for item in inner for path in _paths(item)]

@@ -1,0 +1,631 @@
+"""The Ray engine: workers on a cluster, or several on one machine.
+
+A worker is an actor with a workplace of its own: it loads the data itself, keeps the states of the clients that it has
+seen, and has the trainer of its device. Tasks travel in batches. The tensors that a round's tasks share are put into
+the object store once, and every worker cuts its clients' sub-models out of them. A client that has a state goes to the
+worker that holds it, any other to whoever is free.
+
+`flat` brings every report here and yields it in the order of the tasks: the same bits as the local engine. `tree` adds
+reports up at their workers and then the workers' sums in a tree; only the last sum comes here.
+
+A worker that dies is replaced. What it was doing is done again elsewhere (or fails, as `lost` says). If states died
+with it that no checkpoint has, the round is done again, or all rounds since the last checkpoint: the result is that of
+a run in which nothing died.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import ceil
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt
+
+from fedloom import wire
+from fedloom.client import States, moment_of, state_file
+from fedloom.engine import memory
+from fedloom.engine.local import peak_memory, solve
+from fedloom.engine.worker import Workplace, perform
+from fedloom.errors import FedloomError, InputError, RoundLost, RunError
+from fedloom.fleet.fleet import Reduction, nonsense
+from fedloom.registry import register
+from fedloom.types import Failure, Moment, Outcome, Report, Server, Task, Tensors
+
+__all__ = ["Ray", "connect", "dismiss", "library"]
+
+Parts = Mapping[str, Tensors]
+Numbered = tuple[int, Task]
+Key = tuple[str, float, float]
+AHEAD = 2  # batches a worker holds: one it does and one that waits
+BATCH = 64  # tasks in a batch at most, unless the trainer wants more at once
+HELD = 2**30  # bytes of reports that may wait here for their turn, about
+TRIES = 3  # times that a task's worker may die before the task counts as lost
+FAN = 4  # sums that are added in one step of the tree
+CHUNK = 64  # states that a checkpoint asks a worker for at once
+PATIENCE = 300  # seconds that workers may take to start
+_tokens = count()
+_warm: dict[Key, list[Any]] = {}  # workers that a finished run of this process left
+
+
+def library() -> ModuleType:
+    """Ray itself, or a sentence that names the extra."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise InputError("engine 'ray' needs the library Ray: pip install 'fedloom[ray]'") from None
+    return ray
+
+
+def connect(address: str) -> bool:
+    """Join a cluster, or start one on this machine; whether it is ours to end. One that is joined already is used."""
+    ray = library()
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        options |= {"include_dashboard": False, "num_cpus": os.cpu_count()}
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise InputError(
+            f"engine.address is '{address}', but no Ray cluster answers there: {_line(error)}; start one with "
+            "'ray start --head', or use engine.address=local"
+        ) from error
+    return True
+
+
+class Worker:
+    """An actor of the cluster: a workplace, the states that live there, and sums under way."""
+
+    def begin(self, build: Callable[[], Workplace]) -> None:
+        """Start anew for a run."""
+        self.place = build()
+        self.states = States(self.place.network.device)
+        self.base: tuple[bytes, Parts] = b"", {}
+        self.token, self.joined, self.reports = -1, None, dict[int, Report]()
+
+    def settled(self) -> None:
+        """All workers have begun."""
+        settle = getattr(self.place, "moved_in", None)
+        if settle is not None:
+            settle()
+
+    def run(
+        self,
+        frame: bytes,
+        base: list[Any],
+        states: Mapping[int, tuple[Moment, bytes]],
+        reduction: tuple[int, Any, list[Any], Mapping[int, bool]] | None,
+    ) -> tuple[bytes, list[int]]:
+        """Do a batch: its outcomes, and which clients have a state now. With a reduction, reports stay here."""
+        device = self.place.network.device
+        for client, (moment, state) in states.items():
+            self.states.replace(client, moment, wire.unpack(state, device))
+        if reduction is not None:
+            self._begin_sums(*reduction)
+        parts = self._parts(base) if base else None
+        tasks: list[Task] = [replace(task, base=parts) for task in wire.unpack(frame, device)]
+        outcomes, held = [], []
+        window = max(1, self.place.trainer.window)
+        for start in range(0, len(tasks), window):
+            group = [(task, self.states.load(task.client, task.accepted)) for task in tasks[start : start + window]]
+            for outcome in perform(self.place, group):
+                if outcome.state is not None:
+                    self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
+                    held.append(outcome.client)
+                kept = replace(outcome, state=None)
+                outcomes.append(kept if reduction is None else self._set_aside(kept))
+        return wire.pack(outcomes), held
+
+    def _parts(self, base: list[Any]) -> Parts:
+        """The tensors that a round's tasks share, fetched once."""
+        (reference,) = base
+        if self.base[0] != reference.binary():
+            frame = library().get(reference)
+            self.base = reference.binary(), wire.unpack(memoryview(frame), self.place.network.device)
+        return self.base[1]
+
+    def _begin_sums(self, token: int, merge: Any, base: list[Any], verdicts: Mapping[int, bool]) -> None:
+        if token != self.token:
+            server = Server(0, dict(self._parts(base)["model"]), self.place.network)
+            self.token, self.joined, self.reports = token, merge.begin(server), {}
+        self._add(verdicts)
+
+    def _set_aside(self, outcome: Outcome) -> Outcome:
+        """Keep a report until it is known whether it counts; what goes on has no tensors."""
+        report = outcome.report
+        if report is None:
+            return outcome
+        bare = replace(outcome, report=Report({}, report.weight, report.numbers, client=report.client))
+        if reason := nonsense(report, self.place.network):
+            failure = Failure(outcome.client, outcome.round, outcome.stage, "nonsense", reason)
+            return replace(bare, failure=failure)
+        self.reports[outcome.client] = report
+        return bare
+
+    def _add(self, verdicts: Mapping[int, bool]) -> None:
+        for client, counts in verdicts.items():
+            report = self.reports.pop(client)
+            if counts:
+                self.joined.add(report)  # type: ignore[attr-defined]
+
+    def sums(self, verdicts: Mapping[int, bool]) -> Any:
+        """All reports here that count, added up."""
+        self._add(verdicts)
+        joined, self.token, self.joined, self.reports = self.joined, -1, None, {}
+        return joined
+
+    def combine(self, first: Any, *others: Any) -> Any:
+        """Sums of several workers, added up."""
+        for other in others:
+            first.combine(other)
+        return first
+
+    def versions(self, accepted: Mapping[int, Moment]) -> list[tuple[int, Moment, bytes]]:
+        """The accepted states of these clients; older ones are forgotten."""
+        settled = ((client, self.states.settle(client, moment)) for client, moment in accepted.items())
+        return [(client, each[0], wire.pack(each[1])) for client, each in settled if each is not None]
+
+    def peak_memory(self) -> int | None:
+        """This process's peak, or its device's."""
+        return peak_memory(self.place)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A worker as it is seen from here; a dead one is followed by another in the same slot."""
+
+    number: int
+    actor: Any
+    starting: Any = None  # the call that it begins with, until that is done
+    batches: deque[list[Numbered]] = field(default_factory=deque)
+    bound: deque[Numbered] = field(default_factory=deque)  # tasks that only this worker can do
+    verdicts: dict[int, bool] = field(default_factory=dict)  # which of its reports count, not yet told
+    sums: bool = False  # whether it holds sums of the reduction under way
+    stale: bool = False  # whether it may be at work that nobody waits for
+
+
+class Holdings:
+    """Where the clients' states are: at which worker, in which file of the last checkpoint, and which only there."""
+
+    def __init__(self, engine: Ray) -> None:
+        self.engine = engine
+        self.slots: dict[int, _Slot] = {}
+        self.files: dict[int, Path] = {}
+        self.fresh: dict[int, Moment] = {}  # the first version that no checkpoint has
+
+    def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
+        """Have the workers tell the states that changed, write them, and name all files by client."""
+        asked: dict[_Slot, list[int]] = {}
+        for client in sorted(self.fresh.keys() & accepted.keys()):
+            asked.setdefault(self.slots[client], []).append(client)
+        for slot, clients in asked.items():
+            for start in range(0, len(clients), CHUNK):
+                wanted = {client: accepted[client] for client in clients[start : start + CHUNK]}
+                for client, moment, state in self.engine.ask(slot, slot.actor.versions.remote(wanted)):
+                    self.files[client] = folder / state_file(client, moment)
+                    wire.save(wire.unpack(state), self.files[client])
+        self.fresh = {}
+        return {str(client): path.name for client, path in sorted(self.files.items())}
+
+    def restore(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Take over what a checkpoint names; a worker gets a client's file with its next task."""
+        self.slots, self.fresh = {}, {}
+        self.files = {int(client): folder / name for client, name in files.items()}
+
+    def sent_along(self, slot: _Slot, clients: Iterable[int]) -> dict[int, tuple[Moment, bytes]]:
+        """Saved states of clients that this worker does not know."""
+        strangers = [each for each in clients if each in self.files and self.slots.get(each) is not slot]
+        self.slots |= dict.fromkeys(strangers, slot)
+        return {each: (moment_of(self.files[each].name), wire.pack(wire.load(self.files[each]))) for each in strangers}
+
+    def held(self, slot: _Slot, clients: Iterable[int], moment: Moment) -> None:
+        """These clients' newest states are there."""
+        for client in clients:
+            self.slots[client] = slot
+            self.fresh[client] = min(moment, self.fresh.get(client, moment))
+
+    def bury(self, slot: _Slot) -> list[Moment]:
+        """Forget what died with a worker; the moments of states that no checkpoint has."""
+        gone = [client for client, where in self.slots.items() if where is slot]
+        for client in gone:
+            del self.slots[client]
+        return [self.fresh.pop(client) for client in gone if client in self.fresh]
+
+
+@register("engine", "ray")
+class Ray:
+    """Workers on a Ray cluster, on one machine or many."""
+
+    def __init__(
+        self,
+        factory: Callable[[], Workplace],
+        workers: int = 0,
+        *,
+        address: Annotated[str, "local (this machine alone), auto (the cluster running here) or host:port"] = "local",
+        cpus: Annotated[float, Gt(0), "CPUs of a worker"] = 1.0,
+        gpus: Annotated[float | None, Ge(0), "GPUs of a worker; by default one if the device is cuda"] = None,
+        reduce: Annotated[
+            Literal["flat", "tree"], "reports one by one, as the local engine; or added up at the workers"
+        ] = "flat",
+        lost: Annotated[Literal["again", "fail"], "what a dead worker was doing is done again, or failed"] = "again",
+    ) -> None:
+        self.check(reduce=reduce, lost=lost)
+        self.ray = library()
+        self.place = factory()
+        self.tree, self.again = reduce == "tree", lost == "again"
+        self.states = Holdings(self)
+        self.own = connect(address)
+        self.resources = cpus, float(self.place.network.device.type == "cuda") if gpus is None else gpus
+        self.deaths, self._bytes, self._base = 0, 0, (dict[str, Tensors](), None)
+        try:
+            dismiss(self.key)
+            self.build = self.ray.put(self.place.elsewhere())  # type: ignore[attr-defined]
+            self.slots = [self._slot(number, _warm_worker(self.key)) for number in range(self._room(workers))]
+            self._started()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def check(reduce: str = "flat", lost: str = "again", **_: Any) -> None:
+        """Refuse what cannot run: no Ray, or failures that could not be told apart."""
+        library()
+        if reduce == "tree" and lost == "fail":
+            raise InputError(
+                "engine.lost = 'fail' needs engine.reduce = 'flat': of sums that died with a worker nobody knows which "
+                "clients were in them"
+            )
+
+    @property
+    def key(self) -> Key:
+        """What workers must have in common to take one another's place."""
+        return (self.ray.get_runtime_context().get_job_id(), *self.resources)
+
+    # Workers: how many there is room for, how they start and how they are followed by others.
+
+    def _room(self, wanted: int) -> int:
+        """How many workers to start."""
+        cpus, gpus = self.resources
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        room = sum(
+            min(int(each.get("CPU", 0) / cpus), int(each.get("GPU", 0) / gpus) if gpus else 10**9) for each in nodes
+        )
+        if not room or wanted > room:
+            offers = "; ".join(f"{each.get('CPU', 0):g} CPUs, {each.get('GPU', 0):g} GPUs" for each in nodes)
+            raise InputError(
+                f"engine.workers is {wanted or 'as many as fit'}, but the cluster has room for {room} (a worker takes "
+                f"{cpus:g} CPUs and {gpus:g} GPUs; its machines have {offers}); change engine.workers, cpus or gpus"
+            )
+        return wanted or room
+
+    def _slot(self, number: int, actor: Any = None) -> _Slot:
+        cpus, gpus = self.resources
+        if actor is None:
+            # Worker is restarted by us, not by Ray: a worker that came back without its states would be taken for one
+            # that has them.
+            options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+            actor = self.ray.remote(**options)(Worker).remote()
+        return _Slot(number, actor, actor.begin.remote(self.build))
+
+    def _started(self) -> None:
+        """Wait for all workers; what one cannot begin with is the user's to know."""
+        while starting := [slot for slot in self.slots if slot.starting is not None]:
+            ready, _ = self.ray.wait([slot.starting for slot in starting], num_returns=1, timeout=PATIENCE)
+            if not ready:
+                free = self.ray.available_resources()
+                raise RunError(
+                    f"{len(starting)} of {len(self.slots)} workers did not start in {PATIENCE} s; the cluster has "
+                    f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs free"
+                )
+            self._live()
+        self.ray.get([slot.actor.settled.remote() for slot in self.slots])
+
+    def _begun(self, slot: _Slot) -> None:
+        try:
+            self.ray.get(slot.starting)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, FedloomError) else None
+            kind = InputError if isinstance(cause, InputError) else RunError
+            raise kind(f"a worker could not begin: {_line(cause or error)}") from error
+        slot.starting = None
+
+    def _live(self) -> list[_Slot]:
+        """Workers that can take tasks; those that have started since the last look are among them."""
+        for slot in self.slots:
+            if slot.starting is not None and self.ray.wait([slot.starting], timeout=0)[0]:
+                try:
+                    self._begun(slot)
+                except self._gone:
+                    self._bury(slot)
+        return [slot for slot in self.slots if slot.starting is None]
+
+    def _bury(self, slot: _Slot) -> list[Moment]:
+        """Another worker for this slot; the moments of states that are gone for good."""
+        self.deaths += 1
+        if self.deaths > TRIES * len(self.slots) + TRIES:
+            raise RunError("workers keep dying; run with --engine local to see why") from None
+        self.ray.kill(slot.actor, no_restart=True)
+        self.slots[slot.number] = self._slot(slot.number)
+        return self.states.bury(slot)
+
+    def ask(self, slot: _Slot, call: Any) -> Any:
+        """What a worker answers; if it died, what it held is lost."""
+        try:
+            return self.ray.get(call)
+        except self._gone as error:
+            self._bury(slot)
+            raise RoundLost(f"a worker died: {_line(error)}", before=True) from error
+
+    @property
+    def _gone(self) -> tuple[type[Exception], ...]:
+        """What Ray says when a worker, its machine or what it made is no more."""
+        found = self.ray.exceptions
+        return found.RayActorError, found.ObjectLostError, found.WorkerCrashedError, found.NodeDiedError
+
+    # Tasks: pulled as far ahead as memory allows, sent in batches, yielded in order.
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks."""
+        return self._run(tasks, None)
+
+    def reduce(self, merge: Any, server: Server) -> Reduction | None:
+        """Reports added up at the workers, if that is asked for."""
+        return _Sums(self, merge, server) if self.tree else None
+
+    def _run(self, tasks: Iterable[Task], reduction: _Sums | None) -> Iterator[Outcome]:
+        waiting, number, pulled = enumerate(tasks), 0, 0
+        self._loose: deque[Numbered] = deque()
+        self._tries: Counter[int] = Counter()
+        done: dict[int, tuple[_Slot | None, Outcome]] = {}
+        flying: dict[Any, tuple[_Slot, list[Numbered]]] = {}
+        more = True
+        try:
+            while True:
+                while number in done:
+                    slot, outcome = done.pop(number)
+                    yield outcome
+                    if reduction is not None and slot is not None and outcome.failure is None and outcome.report:
+                        slot.verdicts[outcome.client] = reduction.counts(outcome.client)
+                    number += 1
+                while more and pulled - number < 2 * AHEAD * len(self.slots) * self._size:
+                    following = next(waiting, None)
+                    more = following is not None
+                    if following is not None:
+                        pulled += 1
+                        self._place(following, reduction is not None)
+                live = self._live()
+                for slot in sorted(live, key=lambda each: len(each.batches)):
+                    while len(slot.batches) < AHEAD and (batch := self._batch(slot, len(live))):
+                        flying[self._send(slot, batch, reduction)] = slot, batch
+                if number == pulled and not more:
+                    self.deaths = 0
+                    return
+                self._wait(flying, done, reduction)
+        finally:
+            for slot in self.slots:
+                slot.stale = slot.stale or bool(slot.batches)
+                slot.batches.clear()
+                slot.bound.clear()
+
+    @property
+    def _size(self) -> int:
+        """Tasks in a batch at most: what the trainer wants at once, but no more reports than memory here allows."""
+        room = HELD // (2 * AHEAD * len(self.slots) * max(1, self._bytes))
+        return max(1, min(max(BATCH, self.place.trainer.window), room))
+
+    def _place(self, numbered: Numbered, fixed: bool) -> None:
+        """To the worker that holds the client's state; else to anybody, or by turns where sums must not depend on
+        who was faster."""
+        number, task = numbered
+        if task.base is not None:
+            self._bytes = sum(tensor.nbytes for tensors in task.base.values() for tensor in tensors.values())
+        slot = self.states.slots.get(task.client)
+        if slot is None and fixed:
+            live = self._live() or self.slots
+            slot = live[number % len(live)]
+        (self._loose if slot is None else slot.bound).append(numbered)
+
+    def _batch(self, slot: _Slot, workers: int) -> list[Numbered]:
+        """The next tasks of a worker: its own first, then its share of those that anybody can do."""
+        queue = slot.bound or self._loose
+        if not queue:
+            return []
+        # Late batches are small, so that nobody is left with many of them; a trainer of many wants them together.
+        together = self.place.trainer.window > 1 or queue is slot.bound
+        share = ceil(len(queue) / (1 if queue is slot.bound else workers if together else 2 * workers))
+        batch: list[Numbered] = []
+        while queue and len(batch) < min(share, self._size):
+            suspect, first = self._tries[queue[0][0]], batch[0][1] if batch else queue[0][1]
+            if batch and (suspect or not _same(queue[0][1].base, first.base)):
+                break
+            batch.append(queue.popleft())
+            if suspect:  # its worker died: alone, it can take nobody else with it
+                break
+        return batch
+
+    def _send(self, slot: _Slot, batch: list[Numbered], reduction: _Sums | None) -> Any:
+        tasks = [task for _, task in batch]
+        base = [] if tasks[0].base is None else [self._put(tasks[0].base)]
+        states = self.states.sent_along(slot, (task.client for task in tasks))
+        summing = None
+        if reduction is not None:
+            summing = reduction.token, reduction.merge, reduction.based(tasks[0].base, base), slot.verdicts
+            slot.verdicts, slot.sums = {}, True
+        frame = wire.pack([replace(task, base=None) for task in tasks])
+        slot.batches.append(batch)
+        return slot.actor.run.remote(frame, base, states, summing)
+
+    def _put(self, parts: Parts) -> Any:
+        """The reference to what tasks share; it goes into the object store once."""
+        if not _same(parts, self._base[0]) or self._base[1] is None:
+            self._base = dict(parts), self.put(parts)
+        return self._base[1]
+
+    def put(self, parts: Parts) -> Any:
+        """Tensors in the object store."""
+        frame = wire.pack({part: dict(tensors) for part, tensors in parts.items()})
+        return self.ray.put(np.frombuffer(frame, np.uint8))
+
+    def _wait(
+        self,
+        flying: dict[Any, tuple[_Slot, list[Numbered]]],
+        done: dict[int, tuple[_Slot | None, Outcome]],
+        reduction: _Sums | None,
+    ) -> None:
+        """Take in what has come back, or wait for something to happen."""
+        calls = list(flying) or [slot.starting for slot in self.slots if slot.starting is not None]
+        ready, _ = self.ray.wait(calls, num_returns=1, timeout=1.0 if flying else PATIENCE)
+        if not ready and not flying:
+            raise RunError(f"no worker is left, and none could be started in {PATIENCE} s")
+        for call in ready:
+            if call not in flying:  # a worker that has started
+                continue
+            slot, batch = flying.pop(call)
+            try:
+                frame, held = self.ray.get(call)
+            except self._gone as error:
+                for other in [other for other, (where, _) in flying.items() if where is slot]:
+                    del flying[other]
+                self._recover(slot, done, reduction, _line(error))
+                return
+            except self.ray.exceptions.RayTaskError as error:
+                raise RunError(f"a worker failed: {_line(error)}") from error
+            slot.batches.remove(batch)
+            outcomes: list[Outcome] = wire.unpack(frame, self.place.network.device)
+            done |= {number: (slot, outcome) for (number, _), outcome in zip(batch, outcomes, strict=True)}
+            if held:
+                self.states.held(slot, held, (outcomes[0].round, outcomes[0].stage))
+
+    def _recover(
+        self, slot: _Slot, done: dict[int, tuple[_Slot | None, Outcome]], reduction: _Sums | None, reason: str
+    ) -> None:
+        """Replace a dead worker; do again what it was doing, or the round, or all since the last checkpoint."""
+        first = slot.batches[0] if slot.batches else []
+        queued = [numbered for batch in list(slot.batches)[1:] for numbered in batch]
+        round = first[0][1].round if first else 0
+        gone = self._bury(slot)
+        if self.again and (gone or reduction is not None):
+            raise RoundLost(f"a worker died: {reason}", before=any(moment < (round, 0) for moment in gone))
+        for number, task in [*first, *queued]:
+            self._tries[number] += (number, task) in first
+            if not self.again or self._tries[number] >= TRIES:
+                failure = Failure(task.client, task.round, task.stage, "lost", f"its worker died: {reason}")
+                done[number] = None, Outcome(task.client, task.round, task.stage, task.job, failure=failure)
+            else:
+                self._loose.append((number, task))
+        self._loose.extend(slot.bound)
+        self._loose = deque(sorted(self._loose, key=lambda numbered: numbered[0]))
+
+    def roll_call(self) -> dict[str, Any]:
+        """Clients neither come nor go."""
+        return {}
+
+    def solve(self, requests: Sequence[Any]) -> list[Any]:
+        """The server's own requests, here."""
+        return solve(self.place, requests)
+
+    def peak_memory(self) -> int | None:
+        """Peaks of this process and of the workers added."""
+        calls = [slot.actor.peak_memory.remote() for slot in self._live()]
+        known = [memory.peak(), *self.ray.get(calls)]
+        return sum(peak for peak in known if peak is not None) or None
+
+    def close(self) -> None:
+        """Leave idle workers for the next run of this process, end the others; end the cluster if it is ours."""
+        if not self.ray.is_initialized():
+            return
+        self._base = {}, None
+        for slot in getattr(self, "slots", []):
+            if slot.starting is None and not slot.stale and not self.own:
+                _warm.setdefault(self.key, []).append(slot.actor)
+            else:
+                self.ray.kill(slot.actor, no_restart=True)
+        if self.own:
+            self.ray.shutdown()
+
+
+class _Sums:
+    """A merge whose reports stay at the workers until their sums are wanted."""
+
+    def __init__(self, engine: Ray, merge: Any, server: Server) -> None:
+        self.engine, self.merge, self.server, self.token = engine, merge, server, next(_tokens)
+        self._counting: set[int] = set()
+        self._reference: list[Any] = []
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks, without tensors."""
+        for slot in self.engine.slots:
+            slot.verdicts, slot.sums = {}, False
+        return self.engine._run(tasks, self)
+
+    def based(self, parts: Parts | None, reference: list[Any]) -> list[Any]:
+        """Where workers find the server's tensors: mostly they are what the tasks share."""
+        model = (parts or {}).get("model", {})
+        if model and all(self.server.tensors.get(name) is tensor for name, tensor in model.items()):
+            return reference
+        self._reference = self._reference or [self.engine.put({"model": self.server.tensors})]
+        return self._reference
+
+    def add(self, report: Report) -> None:
+        """This one counts."""
+        self._counting.add(report.client)
+
+    def counts(self, client: int) -> bool:
+        """Whether a report counted; asked once."""
+        found = client in self._counting
+        self._counting.discard(client)
+        return found
+
+    def sums(self) -> Any:
+        """The workers' sums, a few at a time, until one is left."""
+        engine, workers = self.engine, [slot for slot in self.engine.slots if slot.sums]
+        parts = [slot.actor.sums.remote(slot.verdicts) for slot in workers]
+        while len(parts) > 1:
+            groups = [parts[start : start + FAN] for start in range(0, len(parts), FAN)]
+            actors = [workers[number % len(workers)].actor for number in range(len(groups))]
+            parts = [actor.combine.remote(*group) for actor, group in zip(actors, groups, strict=True)]
+        try:
+            return engine.ray.get(parts[0]) if parts else self.merge.begin(self.server)
+        except engine._gone as error:
+            raise RoundLost(f"a worker died: {_line(error)}", before=False) from error
+
+
+def _warm_worker(key: Key) -> Any:
+    """A worker that an earlier run left, if there is one."""
+    left = _warm.get(key)
+    return left.pop() if left else None
+
+
+def dismiss(but: Key | None = None) -> None:
+    """End the workers that earlier runs left, but for those of one kind: they would be in the way of others."""
+    for key in [key for key in _warm if key != but]:
+        for actor in _warm.pop(key):
+            with suppress(ValueError, RuntimeError):  # of a cluster that is gone
+                library().kill(actor, no_restart=True)
+
+
+def _same(one: Parts | None, two: Parts | None) -> bool:
+    """Whether two bases are made of the very same tensors."""
+    if one is None or two is None or one is two:
+        return one is two
+    return one.keys() == two.keys() and all(
+        one[part].keys() == two[part].keys() and all(tensor is two[part][name] for name, tensor in one[part].items())
+        for part in one
+    )
+
+
+def _line(error: BaseException) -> str:
+    """An error's first line; Ray's go on for pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

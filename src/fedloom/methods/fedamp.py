@@ -1,0 +1,115 @@
+"""FedAMP: Huang et al., Personalized cross-silo federated learning on non-IID data, AAAI 2021.
+
+The server keeps the model w_i of every client and sends each its own mixture: u_i = sum_j xi_ij w_j with xi_ij = alpha
+exp(-||w_i - w_j||^2 / sigma) / sigma for the others and the rest for itself (equations 3 to 5), so that models which
+are alike draw each other nearer. The client minimises F_i(w) + lambda / (2 alpha) ||w - u_i||^2 (equation 6) from u_i.
+Where the others' weights would exceed 1, they are scaled to 1. A client uses its w_i.
+
+A known port loses the gradient of the pull and never loads u, so that its FedAMP is local training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Gt
+
+from fedloom.client import Client
+from fedloom.encoding import dense
+from fedloom.errors import InputError
+from fedloom.fleet.fleet import Fleet
+from fedloom.methods.fedavg import FedAvg
+from fedloom.policies.cut import Whole
+from fedloom.policies.objective import Objective, Proximal, Sum
+from fedloom.registry import register
+from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
+
+
+def attention(models: dict[str, Tensors], of: str, names: list[str], alpha: float, sigma: float) -> dict[str, float]:
+    """What every client's model counts in the mixture of one of them; the weights add up to 1."""
+    # In the order of clients, so that sums do not depend on who reported first.
+    order = sorted(models, key=int)
+    vectors = {key: torch.cat([models[key][name].double().flatten() for name in names]) for key in order}
+    others = {
+        key: alpha / sigma * float(torch.exp(-(vectors[of] - vector).square().sum() / sigma))
+        for key, vector in vectors.items()
+        if key != of
+    }
+    total = max(1.0, sum(others.values()))
+    others = {key: weight / total for key, weight in others.items()}
+    return {of: 1 - sum(others.values()), **others}
+
+
+@register("method", "fedamp", paper="Huang et al., AAAI 2021")
+@dataclass(frozen=True)
+class FedAMP(FedAvg):
+    """Every client has a model of its own; those that are alike draw each other nearer."""
+
+    alpha: Annotated[float, Gt(0), "step of the server towards models that are alike"] = 0.1
+    sigma: Annotated[float, Gt(0), "squared distance at which models cease to be alike"] = 1.0
+    weight: Annotated[float, Gt(0), "lambda; the client's pull to its mixture is lambda / alpha"] = 0.01
+
+    def check(self) -> None:
+        """Distances are between whole models."""
+        super().check()
+        if not isinstance(self.cut, Whole):
+            raise InputError("fedamp compares whole models and cannot run under a cut; leave [cut] out")
+
+    def round(self, server: Server, fleet: Fleet) -> Server:
+        """Algorithm 1: send everybody its mixture, remember what comes back."""
+        models = dict(self._models(server))
+        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
+            models[str(report.client)] = {name: dense(value) for name, value in report.tensors.items()}
+        server.memory["models"] = models
+        return server.next(server.tensors)
+
+    def task(self, server: Server, fleet: Fleet, client: int) -> Task:
+        """The client's mixture; at first the common model."""
+        return replace(fleet.task(client), tensors={"model": self.mixture(server, str(client))})
+
+    def mixture(self, server: Server, client: str) -> Tensors:
+        """u_i; counters are the client's own."""
+        models, sent = self._models(server), self.sent(server)
+        if client not in models:
+            return sent
+        names = [name for name in sent if name not in server.network.buffers]
+        weights = attention(models, client, names, self.alpha, self.sigma)
+        return {
+            name: sum(weight * models[key][name].double() for key, weight in weights.items()).to(tensor)  # type: ignore[union-attr]
+            if tensor.is_floating_point()
+            else models[client][name]
+            for name, tensor in sent.items()
+        }
+
+    def loss(self) -> Objective:
+        """Equation 6."""
+        return Sum(self.objective, Proximal(self.weight / self.alpha))
+
+    def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
+        """The anchor is the mixture, where the client starts."""
+        return super().fixed(client, tensors) | {"anchor": client.trained(tensors)}
+
+    def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
+        """The client keeps its model too: it is what it uses."""
+        client.keep(fit.tensors)
+        return super().report(client, fit, where)
+
+    def final(self, client: Client, task: Task) -> Work[Tensors]:
+        """The own model, in the network's order."""
+        own = client.own(frozenset(client.network.names))
+        return {name: own[name] for name in client.network.names}
+        yield
+
+    def evaluation(self, server: Server) -> Tensors:
+        """Nothing travels: clients have what they use."""
+        return {}
+
+    def model(self, server: Server) -> Tensors | None:
+        """There is no global model."""
+        return None
+
+    def _models(self, server: Server) -> dict[str, Tensors]:
+        models: dict[str, Tensors] = server.memory.get("models", {})
+        return models

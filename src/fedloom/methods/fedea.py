@@ -1,0 +1,213 @@
+"""FedEA: Zhu and Jin, Multi-objective evolutionary federated learning, IEEE TNNLS 2020.
+
+NSGA-II at the server looks for structures that are both right and small. An individual is a structure (a keep rate for
+every group of units of the study's model) and a learning rate. It is judged by a short federation of its own: FedAvg
+from fresh weights for `rounds_each` rounds, then the error of the joint model on the clients' validation images; the
+second goal is its number of parameters. All individuals of a generation are trained side by side, so that one round is
+one round of each. Then the better half of parents and offspring stays, and has offspring.
+
+The result is the most accurate individual that has been judged; `found` in the summary has its rates and learning rate,
+and the front. A model of that structure is `narrowed`.
+
+Differences. The paper codes widths in bits and also varies the number of layers and a sparse connectivity (SET); here a
+structure is the widths of a given model, coded as real numbers, with simulated binary crossover and polynomial mutation
+for all of them. Errors are measured on validation images, not on test images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+
+from fedloom.client import Client
+from fedloom.errors import InputError
+from fedloom.fleet.fleet import Fleet
+from fedloom.methods.fedavg import FedAvg
+from fedloom.network import Network
+from fedloom.policies.cut import Whole
+from fedloom.policies.front import children, nondominated, require, survivors
+from fedloom.policies.share import AllTensors
+from fedloom.questions import QUESTIONS
+from fedloom.readings import Accuracy
+from fedloom.registry import register
+from fedloom.types import Measure, Report, Server, Task, Tensors, Where, Work
+
+Individual = dict[str, Any]  # genes (in [0, 1]), tensors (of its own width), once judged: error, parameters
+
+
+def validate(method: Any, client: Client, task: Task) -> Work[Report]:
+    """How often is this model right on your validation images?"""
+    tensors = yield from method.start(client)
+    read = yield Measure(tensors, Accuracy(), client.validation)
+    numbers = {"right": float(read["right"].sum()), "samples": float(read["samples"].sum())}
+    return Report(numbers={**numbers, **task.numbers})
+
+
+QUESTIONS[validate.__name__] = validate
+
+
+@register("method", "fedea", paper="Zhu and Jin, IEEE TNNLS 2020")
+@dataclass(frozen=True)
+class FedEA(FedAvg):
+    """Search for small and accurate structures by NSGA-II, each judged by a short federation."""
+
+    population: Annotated[int, Ge(2), "individuals of a generation"] = 20
+    rounds_each: Annotated[int, Ge(1), "rounds of the federation that judges an individual"] = 5
+    least: Annotated[float, Gt(0), Le(1), "smallest keep rate of a group of units"] = 0.05
+    slowest: Annotated[float, Gt(0), "the learning rate is between train.lr times this ..."] = 0.1
+    fastest: Annotated[float, Gt(0), "... and train.lr times this, on a logarithmic scale"] = 10.0
+    search: Annotated[Literal["nsga2", "random"], "offspring by evolution, or at random: what evolution must beat"] = (
+        "nsga2"
+    )
+    validates: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Structures are what it looks for."""
+        super().check()
+        require()
+        if not isinstance(self.cut, Whole):
+            raise InputError("fedea chooses units by its own search and cannot run under a cut; leave [cut] out")
+        if type(self.share) is not AllTensors:
+            raise InputError("fedea judges whole models at the server and cannot keep tensors back; leave [share] out")
+        if self.slowest > self.fastest:
+            raise InputError(
+                f"method.slowest of fedea must be at most method.fastest; got {self.slowest:g} and {self.fastest:g}"
+            )
+
+    def suits(self, network: Network) -> None:
+        """Its units must be found."""
+        if not network.units.sizes:
+            raise InputError(f"fedea found no units to cut in the model: {network.units.whole}")
+
+    def rates(self, network: Network, individual: Individual) -> dict[str, float]:
+        """The keep rate of every group."""
+        genes = individual["genes"][:-1]
+        return dict(zip(network.units.sizes, (self.least + (1 - self.least) * genes).tolist(), strict=True))
+
+    def where_of(self, network: Network, individual: Individual) -> Where:
+        """The first units of every group: weights are fresh, so all units are alike."""
+        kept = network.units.kept(self.rates(network, individual))
+        return {group: torch.arange(number) for group, number in kept.items()}
+
+    def rate(self, individual: Individual) -> float:
+        """How many times the study's learning rate."""
+        return float(self.slowest * (self.fastest / self.slowest) ** individual["genes"][-1])
+
+    def round(self, server: Server, fleet: Fleet) -> Server:
+        """One round of every individual; at the end of a generation, judge and breed."""
+        network, memory = server.network, server.memory
+        tried: list[Individual] = memory.get("offspring") or self._fresh(
+            fleet.generator("population").random((self.population, len(network.units.sizes) + 1)), server, fleet
+        )
+        memory["offspring"] = tried = self._train(server, fleet, tried)
+        memory.setdefault("judged", [])
+        if (server.round + 1) % self.rounds_each == 0:
+            everyone = [*memory["judged"], *self._judged(server, fleet, tried)]
+            kept = survivors(_goals(everyone), min(self.population, len(everyone)))
+            memory["judged"] = [everyone[number] for number in kept]
+            memory["offspring"] = self._fresh(self._genes(memory["judged"], fleet), server, fleet)
+        return server.next(server.tensors)
+
+    def _genes(self, judged: Sequence[Individual], fleet: Fleet) -> np.ndarray:
+        parents, generator = np.stack([each["genes"] for each in judged]), fleet.generator("offspring")
+        if self.search == "random":
+            return generator.random((self.population, parents.shape[1]))
+        return children(parents, _goals(judged), self.population, generator)
+
+    def _fresh(self, genes: np.ndarray, server: Server, fleet: Fleet) -> list[Individual]:
+        """Individuals of these genes with the study's first weights, cut to their widths."""
+        first = server.network.initial(fleet.seed)
+        made: list[Individual] = [{"genes": own} for own in genes]
+        units = server.network.units
+        return [{**each, "tensors": units.take(first, self.where_of(server.network, each))} for each in made]
+
+    def _tasks(
+        self, server: Server, fleet: Fleet, tried: Sequence[Individual], cohort: Sequence[int]
+    ) -> Iterator[Task]:
+        """Every client of the cohort gets every individual."""
+        for number, individual in enumerate(tried):
+            where, parts = self.where_of(server.network, individual), {"model": individual["tensors"]}
+            for client in cohort:
+                task = fleet.task(client, parts, numbers={"individual": number})
+                train = replace(task.train, lr=task.train.lr * self.rate(individual))
+                # Already cut: the units are told, so that the report can say where it belongs.
+                yield replace(task, base=None, tensors=task.base or {}, where=where, train=train)
+
+    def _train(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
+        network = server.network
+        wheres = [self.where_of(network, each) for each in tried]
+        full = [
+            network.units.place(each["tensors"], where, server.tensors)
+            for each, where in zip(tried, wheres, strict=True)
+        ]
+        joined = [self.merge.begin(replace(server, tensors=tensors)) for tensors in full]
+        for report in fleet.run(self._tasks(server, fleet, tried, list(self.select(fleet, server)))):
+            joined[int(report.numbers["individual"])].add(report)
+        return [
+            {**each, "tensors": network.units.take(mean.result(), where)}
+            for each, mean, where in zip(tried, joined, wheres, strict=True)
+        ]
+
+    def _judged(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
+        """With both goals; an individual that nobody could judge is as bad as can be."""
+        right, samples = np.zeros(len(tried)), np.zeros(len(tried))
+        for answer in fleet.ask("validate", self._tasks(server, fleet, tried, list(self.select(fleet, server)))):
+            number = int(answer.numbers["individual"])
+            right[number] += answer.numbers["right"]
+            samples[number] += answer.numbers["samples"]
+        errors = 1 - right / np.maximum(samples, 1)
+        units = server.network.units
+        sizes = [units.num_parameters(units.kept(self.rates(server.network, each))) for each in tried]
+        return [
+            {**each, "error": float(error), "parameters": size, "round": server.round + 1}
+            for each, error, size in zip(tried, errors, sizes, strict=True)
+        ]
+
+    def work(self, client: Client, task: Task) -> Work[Report]:
+        """FedAvg's, of the width that was sent; the report says whose it is."""
+        report = yield from super().work(client, task)
+        return replace(report, numbers={**report.numbers, **task.numbers})
+
+    def best(self, server: Server) -> Individual | None:
+        """The most accurate one that has been judged, at equality the smallest; before, the first."""
+        judged: list[Individual] = server.memory.get("judged") or []
+        if judged:
+            return min(judged, key=lambda each: (each["error"], each["parameters"]))
+        return next(iter(server.memory.get("offspring", [])), None)
+
+    def model(self, server: Server) -> Tensors | None:
+        """The best individual's."""
+        best = self.best(server)
+        return server.tensors if best is None else dict(best["tensors"])
+
+    def evaluation(self, server: Server) -> Tensors:
+        """Clients are sent the best individual."""
+        return self.model(server) or {}
+
+    def recipe(self, line: str, shape: tuple[int, ...], classes: int, found: Mapping[str, Any]) -> str:
+        """At the width of the best individual."""
+        return f"fedloom.models.narrowed.narrow({line}, {shape}, {found['rates']})" if found else line
+
+    def found(self, server: Server) -> dict[str, Any]:
+        """The best structure, as settings of a study, and the front of all that were judged."""
+        judged: list[Individual] = server.memory.get("judged") or []
+        best = self.best(server)
+        if best is None or not judged:
+            return {}
+        front = [judged[number] for number in nondominated(_goals(judged))]
+        return {
+            "rates": list(self.rates(server.network, best).values()), "lr_factor": self.rate(best),
+            "front": sorted(({"error": each["error"], "parameters": each["parameters"],
+                              "rates": list(self.rates(server.network, each).values()), "lr_factor": self.rate(each)}
+                             for each in front), key=lambda each: each["parameters"]),
+        }  # fmt: skip
+
+
+def _goals(individuals: Sequence[Individual]) -> np.ndarray:
+    """What is minimised: error and number of parameters, a row an individual."""
+    return np.array([[each["error"], float(each["parameters"])] for each in individuals])

@@ -1,0 +1,157 @@
+"""Peers over gRPC with mutual TLS: the same result as the simulation; the dead are skipped, the returned taken back."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from fedloom.deploy.folder import init
+from fedloom.runs.result import Result
+from fedloom.runs.store import Store
+from fedloom.types import Report
+from tests.contract.study import rows
+from tests.deploy.federation import Federation, free_port, peers, simulated
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("flwr")
+
+MEASURED = ("local_accuracy", "worst_local_accuracy", "train_loss", "upload_bytes", "download_bytes", "train_macs")
+
+
+def equal(federation, tmp_path):
+    found, said = peers(federation)
+    assert not found, found
+    served = Result(Store.open(federation.run_dir()), {})
+    plain = simulated(federation, tmp_path / "simulated")
+    for one, two in zip(rows(served), rows(plain), strict=True):
+        assert {name: one[name] for name in MEASURED} == {name: two[name] for name in MEASURED}
+    return said
+
+
+def test_fedrkd_among_peers_equals_its_simulation(tmp_path):
+    said = equal(Federation(tmp_path, method={"name": "fedrkd"}, model={"name": "lenet5"}), tmp_path)
+    assert "client_0 leads" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["metafed", "gossip", "fedrkd"])
+def test_others_equal_their_simulation(method, tmp_path):
+    own = {"warm_up": 1} if method == "metafed" else {}
+    equal(Federation(tmp_path, clients=4, method={"name": method, **own}, run={"rounds": 3}), tmp_path)
+
+
+def lines(folder, names, answer, limit=2**28):
+    from fedloom.deploy.calls import Calls
+
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+    return [Calls(name, folder / "clients" / name, addresses, answer, limit) for name in names]
+
+
+def test_a_hop_of_fifty_megabytes_takes_less_than_half_a_second(tmp_path):
+    init(tmp_path / "d", ["one", "two"])
+    report = Report({f"layer{number}": torch.randn(1250, 1000) for number in range(10)})
+    one, two = lines(tmp_path / "d", ["one", "two"], lambda caller, kind, body: {"report": report})
+    try:
+        one.call("two", "ping", {})
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            found = one.call("two", "fetch", {}, 30.0)["report"]
+            times.append(time.perf_counter() - begin)
+        assert torch.equal(found.tensors["layer9"], report.tensors["layer9"])
+        assert min(times) < 0.5, times
+    finally:
+        one.close()
+        two.close()
+
+
+def test_strangers_stay_out_and_neighbours_are_who_they_say(tmp_path):
+    from fedloom.deploy.calls import Calls, Unreachable
+
+    init(tmp_path / "d", ["one", "two", "three"])
+    init(tmp_path / "other", ["one", "two"])
+    heard = []
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in ("one", "two")}
+
+    def answer(caller, kind, body):
+        heard.append(caller)
+        return {}
+
+    def made(folder, name, **more):
+        return Calls(name, folder / "clients" / name, {**addresses, **more}, answer, 2**20)
+
+    one = made(tmp_path / "d", "one")
+    two = made(tmp_path / "d", "two")
+    wrong_authority = made(tmp_path / "other", "two", two=f"127.0.0.1:{free_port()}")
+    not_a_peer = made(tmp_path / "d", "three", three=f"127.0.0.1:{free_port()}")
+    liar = made(tmp_path / "d", "two", one=addresses["two"], two=f"127.0.0.1:{free_port()}")
+    try:
+        assert two.call("one", "ping", {}) == {}
+        assert heard == ["two"]
+        for caller in (wrong_authority, not_a_peer):
+            with pytest.raises(Unreachable):
+                caller.call("one", "ping", {})
+        with pytest.raises(Unreachable):
+            liar.call("one", "ping", {})  # at the address of "one" answers "two"
+        with pytest.raises(Unreachable, match="larger"):
+            two.call("one", "ping", {"much": torch.zeros(2**20)})
+        plain = grpc.insecure_channel(addresses["one"]).stream_stream("/fedloom.Peer/Call")
+        with pytest.raises(grpc.RpcError):
+            list(plain(iter([b""]), timeout=3))
+        assert heard == ["two"]
+    finally:
+        for each in (one, two, wrong_authority, not_a_peer, liar):
+            each.close()
+
+
+SLEEPY = """
+import time
+from fedloom.deploy.device import Device
+answer = Device.answer
+def slow(self, kind, body):
+    if kind == "work" and body["task"].round == {round}:
+        print("working", flush=True)
+        time.sleep({seconds})
+    return answer(self, kind, body)
+Device.answer = slow
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 2])  # who leads, and who does not
+def test_a_neighbour_cut_off_is_skipped_and_taken_back(victim, tmp_path):
+    federation = Federation(tmp_path, method={"name": "fedrkd"}, model={"name": "lenet5"}, run={"rounds": 6})
+    addresses = "".join(f'client_{number} = "127.0.0.1:{free_port()}"\n' for number in range(3))
+    for number in range(3):
+        (tmp_path / "deploy" / "clients" / f"client_{number}" / "peers.toml").write_text(addresses)
+    try:
+        slow = SLEEPY.format(round=4, seconds=8)
+        all_of = {
+            number: federation.start(
+                "join", "study.toml", "--name", f"client_{number}", "--data", f"data/client_{number}.npz",
+                log=f"client_{number}.log", code=SLEEPY.format(round=1, seconds=600) if number == victim else slow,
+            )
+            for number in range(3)
+        }  # fmt: skip
+        federation.wait_for(lambda: "working" in federation.log(f"client_{victim}"))
+        all_of[victim].kill()
+        all_of[victim].wait()
+        others = [number for number in range(3) if number != victim]
+        federation.wait_for(lambda: "working" in federation.log(f"client_{others[0]}"), 90)
+        name = f"client_{victim}"
+        again = federation.start("join", "study.toml", "--name", name, "--data", f"data/{name}.npz", log=f"{name}.log")
+        assert [federation.finish(all_of[number], 120) for number in others] == [0, 0]
+        assert federation.finish(again, 20) == 0
+        folder = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+        ledger = [json.loads(line) for line in (folder / "clients.jsonl").read_text().splitlines()]
+        worked = {(row["client"], row["round"]) for row in ledger if row["job"] == "work" and not row["failed"]}
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 6
+        assert {(number, round) for number in others for round in range(6)} <= worked
+        assert (victim, 0) in worked
+        assert (victim, 2) not in worked
+        assert (victim, 5) in worked
+    finally:
+        federation.close()

@@ -1,0 +1,186 @@
+"""FedEA: NSGA-II against brute force, every individual a federation of its own, what is found as a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom
+from fedloom.encoding import dense
+from fedloom.errors import InputError
+from fedloom.models.resolve import build, initialise
+from fedloom.policies import front
+from fedloom.policies.front import children, nondominated, survivors
+from fedloom.runs.export import export
+from fedloom.runs.study import resolve
+from tests.methods.tiny import run, sections_of
+from tests.submodels.federation import Federation
+
+LENET = {
+    "model": {"name": "lenet5_bn", "hidden": None},
+    "engine": {"precision": "float32"},
+    "data": {"validation": 0.2},
+}
+
+
+def dominates(one, two):
+    return bool((one <= two).all() and (one < two).any())
+
+
+def test_fronts_by_brute_force():
+    goals = np.random.default_rng(0).integers(0, 6, (14, 2)).astype(float)
+    first = [i for i in range(14) if not any(dominates(goals[j], goals[i]) for j in range(14))]
+    assert nondominated(goals) == first
+    kept = survivors(goals, len(first))
+    assert sorted(map(tuple, goals[kept])) == sorted(map(tuple, goals[first]))
+    # Nobody who stays is beaten by somebody who goes.
+    for count in range(1, 14):
+        kept = survivors(goals, count)
+        assert len(kept) == count
+        gone = set(range(14)) - set(kept)
+        assert not any(dominates(goals[out], goals[stays]) for out in gone for stays in kept)
+
+
+def test_crowding_keeps_the_ends_and_the_lonely():
+    goals = np.array([[0.0, 10.0], [0.1, 9.9], [0.2, 9.8], [5.0, 5.0], [10.0, 0.0]])  # one front
+    assert survivors(goals, 3) == [0, 3, 4]
+
+
+def test_children_are_new_bounded_and_repeatable():
+    generator = np.random.default_rng(3)
+    parents, goals = generator.random((8, 5)), generator.random((8, 2))
+    one, two = (children(parents, goals, 8, np.random.default_rng(1)) for _ in range(2))
+    assert np.array_equal(one, two)
+    assert one.shape == (8, 5)
+    assert (one >= 0).all()
+    assert (one <= 1).all()
+    assert not any(np.array_equal(child, parent) for child in one for parent in parents)
+    same = np.full((4, 3), 0.5)
+    assert children(same, np.ones((4, 2)), 4, generator).shape == (4, 3)
+
+
+def test_evolution_finds_the_front_of_a_simple_problem():
+    """Goals x0 and 1 - x0, both worsened by what the other variables are away from 0.3."""
+
+    def goals(x):
+        away = np.abs(x[:, 1:] - 0.3).sum(axis=1)
+        return np.stack([x[:, 0] + away, 1 - x[:, 0] + away], axis=1)
+
+    found = {}
+    for search in ("nsga2", "random"):
+        generator = np.random.default_rng(0)
+        x = generator.random((12, 4))
+        for _ in range(25):
+            new = children(x, goals(x), 12, generator) if search == "nsga2" else generator.random((12, 4))
+            everyone = np.concatenate([x, new])
+            x = everyone[survivors(goals(everyone), 12)]
+        found[search] = float((goals(x).sum(axis=1) - 1).mean())
+    assert found["nsga2"] < found["random"] / 3
+
+
+def test_every_individual_is_fedavg_of_its_own_width():
+    """The same as FedAvg on the narrow model, from the same weights, at its own rate."""
+    federation = Federation("fedea", **LENET, method={"population": 2, "rounds_each": 2})
+    federation.round()
+    units, method = federation.network.units, federation.method
+    first = federation.network.initial(federation.study.run.seed)
+    for number, individual in enumerate(federation.server.memory["offspring"]):
+        where = method.where_of(federation.network, individual)
+        outcomes = [o for o in federation.engine.outcomes if o.report.numbers["individual"] == number]
+        tasks = [t for t in federation.engine.tasks if t.numbers["individual"] == number]
+        assert len(outcomes) == len(tasks) == 3
+        for task in tasks:
+            assert task.train.lr == pytest.approx(0.1 * method.rate(individual))
+            assert {n: t.shape for n, t in task.tensors["model"].items()} == federation.network.shapes(where)
+            for name, tensor in units.take(first, where).items():
+                assert torch.equal(dense(task.tensors["model"][name]), tensor)
+        weight = sum(outcome.report.weight for outcome in outcomes)
+        for name, tensor in individual["tensors"].items():
+            mean = sum(o.report.weight * dense(o.report.tensors[name]).double() for o in outcomes) / weight
+            assert torch.allclose(tensor.double(), mean if tensor.is_floating_point() else mean.round(), atol=1e-6), (
+                name
+            )
+
+
+def test_generations():
+    federation = Federation("fedea", **LENET, method={"population": 3, "rounds_each": 2})
+    federation.round()
+    assert federation.server.memory["judged"] == []
+    federation.round()
+    judged = federation.server.memory["judged"]
+    assert len(judged) == 3
+    units = federation.network.units
+    for each in judged:
+        kept = units.kept(federation.method.rates(federation.network, each))
+        assert (
+            each["parameters"]
+            == units.num_parameters(kept)
+            == sum(each["tensors"][name].numel() for name in units.parameters)
+        )
+        assert 0 <= each["error"] <= 1
+    fresh = federation.server.memory["offspring"]
+    assert not any(np.array_equal(one["genes"], two["genes"]) for one in fresh for two in judged)
+    federation.round()
+    federation.round()
+    both = np.array([[each["error"], each["parameters"]] for each in federation.server.memory["judged"]])
+    old = np.array([[each["error"], each["parameters"]] for each in judged])
+    assert len(both) == 3
+    assert not any(dominates(before, after) and not any((before == each).all() for each in both)
+                   for before in old for after in both)  # fmt: skip
+    best = federation.method.best(federation.server)
+    assert best["error"] == both[:, 0].min()
+
+
+def test_what_is_found_is_a_model(tmp_path):
+    method = {"population": 2, "rounds_each": 1}
+    result = run("fedea", tmp_path, **LENET, method=method, run={"rounds": 2})
+    found = result.summary["found"]
+    assert found["front"] == sorted(found["front"], key=lambda each: each["parameters"])
+    made = build("narrowed", channels=1, classes=10, size=8, of="lenet5_bn", rates=found["rates"])
+    line = export(result.folder, tmp_path / "found.pt")
+    again = eval(line, {"fedloom": fedloom})
+    state = torch.load(tmp_path / "found.pt")
+    for module in (made, again):
+        module.load_state_dict(state)
+    changes = {**LENET, "model": {"name": "narrowed", "hidden": None, "of": "lenet5_bn", "rates": found["rates"]}}
+    followed = run("fedes", tmp_path, **changes, train={"lr": 0.1 * found["lr_factor"]})
+    assert followed.summary["failures"] == 0
+
+
+def test_narrowed_is_initialised_at_its_width():
+    small = initialise(lambda: build("narrowed", channels=1, classes=10, size=8, of="cnn4", rates=[0.25]), 0)
+    for name, tensor in small.named_parameters():
+        if tensor.ndim > 1:
+            bound = tensor[0].numel() ** -0.5  # PyTorch's uniform bound for this many inputs
+            assert 0.5 * bound < tensor.abs().max() <= bound * 1.0001, name
+    with pytest.raises(InputError, match=r"model.rates needs one share, or one for each of"):
+        build("narrowed", channels=1, classes=10, size=8, of="lenet5", rates=[0.5, 0.5])
+
+
+def test_random_search_draws_anew():
+    federation = Federation("fedea", **LENET, method={"population": 2, "rounds_each": 1, "search": "random"})
+    federation.round()
+    genes = [each["genes"] for each in federation.server.memory["offspring"]]
+    expected = federation.fleet.generator("offspring").random((2, len(genes[0])))
+    assert np.array_equal(np.stack(genes), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cut": {"name": "prefix"}}, "fedea chooses units by its own search"),
+        ({"share": {"name": "fedbn"}}, "fedea judges whole models at the server"),
+        ({"method": {"slowest": 2.0, "fastest": 1.0}}, "method.slowest of fedea must be at most method.fastest"),
+    ],
+)
+def test_nonsense_is_refused(changes, said):
+    with pytest.raises(InputError) as error:
+        resolve(sections_of("fedea", **changes))
+    assert said in str(error.value)
+
+
+def test_without_pymoo_a_sentence_names_the_extra(monkeypatch):
+    monkeypatch.setattr(front, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'fedloom\[search\]'"):
+        resolve(sections_of("fedea"))

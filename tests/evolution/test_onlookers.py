@@ -1,0 +1,54 @@
+"""Clients that never train and test the global model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedloom.readings import Accuracy
+from fedloom.types import Measure, Task
+from tests.contract.study import final
+from tests.methods.tiny import run, server_of, world
+from tests.submodels.federation import solved
+
+FLEET = {"fleet": {"clients": 5, "onlookers": 0.4}, "run": {"rounds": 2}}
+
+
+def test_they_never_train_and_test_the_global_model(tmp_path):
+    result = run("fedavg", tmp_path, **FLEET)
+    place = world("fedavg", **FLEET)
+    looking_on = place.columns["onlooker"].nonzero()[0].tolist()
+    assert len(looking_on) == 2
+    ledger = result.rows("clients")
+    assert {entry["client"] for entry in ledger if entry["job"] == "work"} == set(range(5)) - set(looking_on)
+    model, right, samples = server_of(result), 0.0, 0.0
+    for client in looking_on:
+        read = solved(place, Measure(model, Accuracy(), place.client(Task(client, 0), {}).test))
+        right, samples = right + float(read["right"].sum()), samples + float(read["samples"].sum())
+    assert result.summary["onlooker_accuracy"] == pytest.approx(right / samples)
+    others = [
+        solved(place, Measure(model, Accuracy(), place.client(Task(client, 0), {}).test))
+        for client in set(range(5)) - set(looking_on)
+    ]
+    own = [float(read["right"].sum() / read["samples"].sum()) for read in others]
+    assert result.summary["local_accuracy"] == pytest.approx(sum(own) / 3)
+
+
+def test_other_seeds_draw_others_and_none_is_the_default(tmp_path):
+    drawn = {tuple(world("fedavg", **FLEET | {"run": {"seed": seed}}).columns["onlooker"]) for seed in range(6)}
+    assert len(drawn) > 1
+    assert "onlooker_accuracy" not in run("fedavg", tmp_path, run={"rounds": 1}).summary
+
+
+@pytest.mark.parametrize("method", ["fedes", "tfedavg"])
+def test_trained_models_are_the_ones_that_were_sent(method, tmp_path):
+    """Judged by what they trained, FedES clients use their pruned survivors and T-FedAvg clients ternary weights."""
+    changes = {
+        "model": {"name": "lenet5_bn", "hidden": None}, "data": {"validation": 0.2}, "evaluate": {"model": "trained"},
+        "engine": {"precision": "float32"}, "run": {"rounds": 1, "checkpoint_every": 1},
+    }  # fmt: skip
+    states = {n: t for n, t in final(run(method, tmp_path, **changes)).items() if "/trained/" in n}
+    inner = [t for n, t in states.items() if n.endswith("classifier.1.weight") or n.endswith("classifier.3.weight")]
+    assert inner
+    for tensor in inner:
+        assert len(tensor.unique()) <= 3 if method == "tfedavg" else torch.count_nonzero(tensor) < tensor.numel()
