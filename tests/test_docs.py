@@ -117,7 +117,6 @@ def test_nothing_planned_is_there_already():
     planned = re.findall(r"^\| (.*) \|.*\| planned \|$", README, re.MULTILINE)
     names = {name for row in planned for name in re.findall(r"`([\w.]+)`", row)}
     there = {name for kind in ("method", "select", "engine") for name in entries(kind)}
-    assert names
     assert not names & there, "the front page calls planned what the registry has"
 
 

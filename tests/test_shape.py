@@ -27,11 +27,12 @@ LAYERS = [
     {"report"},
     {"cli"},
 ]
-# What a method and an engine need of each other. Policies and methods are its first users; `runs` drives it.
+# What a method and an engine need of each other, and the plainest engine. Policies, methods and the other engines
+# (processes, ray, deployment) are its users; `runs` drives it.
 CORE = [
     "types.py", "encoding.py", "wire.py", "seeds.py", "network.py", "client.py", "steps.py", "readings.py",
     "questions.py", "method.py", "fleet/fleet.py", "engine/worker.py", "engine/reference.py", "engine/local.py",
-    "engine/processes.py", "runs/serverless.py",
+    "runs/serverless.py",
 ]  # fmt: skip
 LOOP = ["runs/experiment.py", "runs/store.py", "runs/signals.py"]
 

@@ -51,6 +51,7 @@ STUDY_OPTIONS: dict[str, Any] = {
 }
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[STUDY.toml] [METHOD]...", show_default=False)]
+Jobs = Annotated[int, typer.Option(min=0, help="Runs at the same time; 0: as many as the machine allows.")]
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
 
 
@@ -115,6 +116,7 @@ def compare(
     what: Words = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
     baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+    jobs: Jobs = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods over several seeds; repeat the command to go on after an interruption."""
@@ -134,33 +136,40 @@ def compare(
         {name: {"method": {"name": name}} for name in methods},
         seeds=range(first, first + seeds),
         origin=str(file or ""),
+        lenient=True,
     )
     from fedloom.report.grids import run_shown
 
     out = options["out"] or Path("runs") / f"compare-{grid.name}"
-    run_shown(grid, Path(out), as_json=as_json, baseline=baseline)
+    run_shown(grid, Path(out), as_json=as_json, baseline=baseline, jobs=jobs)
 
 
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A published table; see --list.")] = None,
     scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "small",
-    listed: Annotated[bool, typer.Option("--list", help="Show the tables there are.")] = False,
-    out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show the tables there are, and how far they were run.")
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write all results so far as a page; runs nothing.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Run this row only; may be repeated.")] = None,
     column: Annotated[list[str] | None, typer.Option(help="Run this column only; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    jobs: Jobs = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a published table again and show both, side by side."""
-    from fedloom.report.grids import list_papers, reproduce_shown
+    from fedloom.report.published import list_papers, reproduce_shown, write_page
 
     if listed:
-        list_papers(as_json)
+        list_papers(out, as_json)
+    elif page is not None:
+        write_page(page, out)
     elif name is None:
         raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
     else:
-        reproduce_shown(name, scale, out, device, as_json, row or [], column or [])
+        reproduce_shown(name, scale, out, device, as_json, rows=row or (), columns=column or (), jobs=jobs)
 
 
 @app.command()
@@ -236,12 +245,75 @@ def show_partition(
 
 
 @app.command()
-def export(run_dir: RunDir, file: Annotated[Path, typer.Argument(help="FILE.pt or FILE.safetensors")]) -> None:
-    """Write a run's final model as a file that plain torch loads."""
-    from fedloom.runs.export import export as write
+def knowledge(
+    run_dir: RunDir,
+    picture: Annotated[Path | None, typer.Option(help="File of the heat map; default: knowledge.png in it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each participant of a run knows of the others' data and of every class, as a table and a heat map."""
+    from fedloom.report.knowledge import show_knowledge
 
-    line = write(run_dir, file)
-    sys.stdout.write(f"{file}: the state dict of {line}\n")
+    show_knowledge(run_dir, picture, as_json=as_json)
+
+
+@app.command()
+def traffic(run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...")], as_json: AsJson = False) -> None:
+    """Who carried how much in some runs: star, peer to peer, ring, from their ledgers."""
+    from fedloom.report.knowledge import show_traffic
+
+    show_traffic(run_dirs, as_json=as_json)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run; for trackers also one that holds several.")],
+    file: Annotated[Path | None, typer.Argument(help="FILE.pt or FILE.safetensors")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Address of an MLflow server, or a folder.")] = None,
+) -> None:
+    """Write a run's final model as a file that plain torch loads, or its numbers for TensorBoard or MLflow."""
+    if file is None and tensorboard is None and mlflow is None:
+        raise InputError("export needs a file (FILE.pt, FILE.safetensors), --tensorboard FOLDER or --mlflow ADDRESS")
+    if file is not None:
+        from fedloom.runs.export import export as write
+
+        sys.stdout.write(f"{file}: the state dict of {write(run_dir, file)}\n")
+    if tensorboard is not None:
+        from fedloom.report.trackers import to_tensorboard
+
+        sys.stdout.write(f"{to_tensorboard([run_dir], tensorboard)} run(s); see: tensorboard --logdir {tensorboard}\n")
+    if mlflow is not None:
+        from fedloom.report.trackers import to_mlflow
+
+        sys.stdout.write(f"{to_mlflow([run_dir], mlflow)} run(s) in MLflow at {mlflow}\n")
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders that hold some.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+    baseline: Annotated[str | None, typer.Option(help="The method that others are compared with.")] = None,
+) -> None:
+    """Write one self-contained HTML file about some runs."""
+    from fedloom.report.html import write_report
+
+    sys.stdout.write(f"report: {write_report(run_dirs, out, baseline)}\n")
+
+
+@app.command()
+def board(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders that hold some.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = 8300,
+    host: Annotated[str, typer.Option(help="Who may see it: by default this machine alone.")] = "127.0.0.1",
+) -> None:
+    """Follow running studies on a local page that only reads."""
+    from fedloom.report.board import show_board
+
+    show_board(run_dirs, host, port)
 
 
 deploy = typer.Typer(help="Prepare real devices: certificates, keys, settings.", no_args_is_help=True)
@@ -343,6 +415,36 @@ def join(
     )  # fmt: skip
 
 
+@app.command("measure")
+def measure_device(
+    model: Annotated[str, typer.Option(help="A name or an import path package.module:Net.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Channels x height x width of an image.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Images that this device trains on.")] = 1000,
+    memory: Annotated[float | None, typer.Option(help="MiB it may use; default: what is free.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Longest time that an epoch may take.")] = None,
+    write: Annotated[Path | None, typer.Option(help="client.toml that the capacity goes into.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure memory and speed of this device: the share of a model that it can train."""
+    from fedloom.deploy.measure import measure
+    from fedloom.report.checks import shape_of
+
+    sides = shape_of(shape)
+    room = None if memory is None else int(memory * 2**20)
+    found = measure(model, sides, classes, samples=samples, memory=room, seconds=seconds)
+    if write is not None:
+        found.write(write)
+    if as_json:
+        sys.stdout.write(f"{found}\n")
+        return
+    sys.stdout.write(
+        f"memory {found.memory_bytes / 2**20:.0f} MiB, speed {found.macs_per_second / 1e9:.2f} GMAC/s\n"
+        f"capacity {found.capacity:g} of {model}: training takes {found.training_bytes / 2**20:.1f} MiB and "
+        f"{found.seconds_per_epoch:.3g} s an epoch of {samples} images\n"
+    )
+
+
 @app.command()
 def bench(
     name: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(BENCHES)}.")] = "reference",
@@ -415,6 +517,10 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
     from rich.console import Console
 
     Console().print(summary_table([result.summary]))
+    own = result.participants
+    if result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
+        each = " ".join(f"{100 * accuracy:.2f}" for accuracy in own)
+        sys.stdout.write(f"no global model; every participant's own, %: {each}\n")
     if result.summary.get("target") is not None:
         sys.stdout.write(f"{until(result.summary)}\n")
     if picture is not None:

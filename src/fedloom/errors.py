@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["ClientError", "FedloomError", "InputError", "Interrupted", "RoundLost", "RunError", "choose", "oxford"]
+__all__ = [
+    "ClientError",
+    "FedloomError",
+    "InputError",
+    "Interrupted",
+    "RoundLost",
+    "RunError",
+    "Unfit",
+    "choose",
+    "oxford",
+]
 
 
 class FedloomError(Exception):
@@ -19,6 +29,10 @@ class InputError(FedloomError):
     """The user's input is wrong; the command line ends with exit code 2."""
 
     exit_code = 2
+
+
+class Unfit(InputError):
+    """A method that cannot do what a study asks of it, though each of the two is sound: it does not suit the fleet."""
 
 
 class RunError(FedloomError):
@@ -40,8 +54,8 @@ class ClientError(FedloomError):
 class Interrupted(FedloomError):
     """The user stopped a run; everything up to its last finished round is safe in `folder`."""
 
-    def __init__(self, folder: Path, signal_number: int, command: str = "") -> None:
-        super().__init__(f"stopped; nothing is lost. Go on with: {command or f'fedloom resume {folder}'}")
+    def __init__(self, folder: Path, signal_number: int, how: str = "") -> None:
+        super().__init__(f"stopped; nothing is lost. {how or f'Go on with: fedloom resume {folder}'}")
         self.folder = folder
         self.exit_code = 128 + signal_number  # as shells do
 

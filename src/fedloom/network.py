@@ -156,13 +156,18 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            model = {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+            model = self._model(tensors)
             self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
         return self._macs[key]
 
     def saved_bytes(self, tensors: Tensors, batch: int) -> int:
         """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
-        return saved_bytes(self._template(tensors), tensors, torch.empty(batch, *self.shape, dtype=self.dtype))
+        model = self._model(tensors)
+        return saved_bytes(self._template(model), model, torch.empty(batch, *self.shape, dtype=self.dtype))
+
+    def _model(self, tensors: Tensors) -> Tensors:
+        """Without what a fit trains beside the model."""
+        return {name: tensor for name, tensor in tensors.items() if name in self._shapes}
 
 
 def _runs_channels_last(module: nn.Module, shape: tuple[int, ...]) -> bool:

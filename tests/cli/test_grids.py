@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from fedloom.engine.local import Local
 from fedloom.report import grids
+from fedloom.report.statistics import verdict
+from fedloom.runs.store import Store
 from tests.cli.conftest import SMALL
 
 GRID = ["compare", "fedavg", "fedprox", *SMALL, "--rounds", 3, "--seeds", 2, "--out", "out", "--json"]
@@ -292,3 +297,139 @@ def test_no_tables_are_an_empty_list(command, monkeypatch):
     monkeypatch.setattr("fedloom.runs.papers.FOLDERS", ())
     assert command("reproduce", "--list", "--json").last == []
     assert command("reproduce", "--list").code == 0
+
+
+# Without --engine the machine decides; one epoch of 60 images leaves time to interrupt.
+TOGETHER = ["compare", "fedavg", "fedprox", *SMALL[:4], *SMALL[6:], "--rounds", 8, "--seeds", 2, "--jobs", 2, "--json"]
+
+
+def test_runs_side_by_side_give_the_same_numbers(command):
+    """Interrupted in the middle, gone on with, and against one run after another: bit for bit."""
+    one_by_one = command(*TOGETHER, "--jobs", 1, "--engine", "local", "--out", "one")
+    assert one_by_one.code == 0, one_by_one.err
+    stop = threading.Thread(target=_interrupt_after, args=("two/fedprox-0/checkpoint.json",))
+    stop.start()
+    ended = command(*TOGETHER, "--out", "two")
+    stop.join()
+    assert ended.code == 130, ended.err
+    assert "Repeat the command" in ended.err
+    assert multiprocessing.active_children() == []
+    again = command(*TOGETHER, "--out", "two")
+    assert again.code == 0, again.err
+    assert numbers(again.last) == numbers(one_by_one.last)
+    assert again.err.startswith("["), "progress of the runs"
+
+
+def _interrupt_after(path):
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not Path(path).exists():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_that_is_under_way_is_not_touched(command, tmp_path):
+    assert command("compare", "fedavg", *SMALL, "--rounds", 1, "--out", "out", "--json").code == 0
+    (tmp_path / "out" / "fedavg-0" / "summary.json").unlink()
+    line = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.lockf(f, 2); print(1, flush=True); time.sleep(60)"
+    )
+    place = tmp_path / "out" / "fedavg-0"
+    with subprocess.Popen([sys.executable, "-c", line, place / ".claim"], stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert "being run by another process" in command("resume", place).err
+        assert Store(place).is_running
+        other.kill()
+    assert not Store(place).is_running
+    assert command("resume", place, "--json").code == 0
+
+
+def test_methods_that_do_not_suit_the_fleet_are_named_and_left_out(command):
+    words = [*SMALL, "--rounds", 1, "--fleet", "low", "--seeds", 2]
+    ended = command("compare", "fedavg", "heterofl", *words, "--json")
+    assert ended.code == 0, ended.err
+    assert "not in the table: fedavg sends whole models" in ended.err
+    assert ended.last["methods"]["fedavg"] == {}
+    assert len(ended.last["methods"]["heterofl"]["global_accuracy"]) == 2
+    assert ended.last["left_out"].keys() == {"fedavg"}
+    alone = command("compare", "fedavg", "fedprox", *words)
+    assert alone.code == 2
+    assert len(alone.err.splitlines()) == 2, "nobody is left: that is wrong input"
+
+
+def test_statistics_are_of_these_runs(command):
+    ended = command(
+        "compare", "fedavg", "fedprox", *SMALL, "--rounds", 2, "--seeds", 3, "--baseline", "fedprox", "--json"
+    )
+    assert ended.code == 0, ended.err
+    found = ended.last
+    values = {name: dict(enumerate(each["global_accuracy"])) for name, each in found["methods"].items()}
+    assert (found["winner"], found["verdict"]) == verdict(values, "global accuracy")
+
+
+def test_a_target_that_only_some_runs_reach_says_so(command):
+    ended = command("compare", "fedavg", *SMALL, "--rounds", 4, "--seeds", 3, "--out", "out", "--json")
+    accuracies = sorted(ended.last["methods"]["fedavg"]["best_global_accuracy"])
+    assert accuracies[0] < accuracies[2]
+    target = f"evaluate.target={accuracies[2]}"
+    words = ["compare", "fedavg", *SMALL, "--rounds", 4, "--seeds", 3, "--set", target, "--out", "with"]
+    reached = sum(accuracy >= accuracies[2] for accuracy in accuracies)
+    shown = command(*words)
+    assert f"({reached} of 3)" in " ".join(shown.out.split())
+    assert len(command(*words, "--json").last["methods"]["fedavg"]["macs_to_target"]) == reached
+
+
+def test_a_scale_may_change_rows_and_columns_of_its_own(command, paper, tmp_path):
+    text = PAPER.replace("[scales.paper]", """[scales.small]
+columns = {{ skewed = {{ run = {{ rounds = 3 }} }} }}
+rows = {{ FedAvg = {{ train = {{ lr = 0.25 }} }} }}
+[scales.paper]""")  # fmt: skip
+    assert command("reproduce", paper(text=text), "--scale", "small", "--out", "out").code == 0
+    (place,) = (tmp_path / "out" / "nothing-small").glob("*/study.json")
+    study = json.loads(place.read_text())
+    assert (place.parent.name, study["run"]["rounds"], study["train"]["lr"]) == ("FedAvg-skewed-0", 3, 0.25)
+    assert study["partition"]["name"] == "dirichlet:1.0"
+    text = (tmp_path / "out" / "nothing-small" / "result.md").read_text()
+    assert "`run.rounds` 3 instead of 50" in text
+    assert "`train.lr` 0.25 instead of 0.05" in text
+    assert "1 seed(s) instead of 3" in text
+
+
+def test_the_page_of_results(command, paper, tmp_path, counted, monkeypatch):
+    """Part of a table is run, one run is stopped; the page says so, and can be made again from what it kept."""
+    (tmp_path / "papers").mkdir()
+    small = "[scales.small]\ntakes = '1 min'\ndiffers = 'rounds'\nstudy = {{ run = {{ rounds = 4 }} }}\n"
+    text = PAPER.replace("[scales.paper]", small + "[scales.paper]")
+    paper(text=text, name="papers/nothing.toml")
+    words = ["reproduce", "nothing", "--out", "out"]
+    assert command(*words, "--row", "FedAvg", "--column", "IID").code == 0
+    plain, left = Local.run, [2]
+
+    def stop(self, tasks):
+        for outcome in plain(self, tasks):
+            if outcome.job == "work" and outcome.client == 1:
+                left[0] -= 1
+                if left[0] == -1:
+                    os.kill(os.getpid(), signal.SIGINT)
+            yield outcome
+
+    monkeypatch.setattr(Local, "run", stop)
+    assert command(*words, "--row", "FedAvg").code == 130
+    monkeypatch.setattr(Local, "run", plain)
+    (listed,) = command("reproduce", "--list", "--out", "out", "--json").last
+    assert {scale: each["state"] for scale, each in listed["scales"].items()} == {
+        "smoke": "not run", "small": "1 of 4 runs done", "paper": "not run",
+    }  # fmt: skip
+    assert command("reproduce", "--page", "docs/results.md", "--out", "out").code == 0
+    page = (tmp_path / "docs" / "results.md").read_text()
+    summary = json.loads((tmp_path / "out" / "nothing-small" / "FedAvg-IID-0" / "summary.json").read_text())
+    measured = 100 * summary["global_accuracy"]
+    assert f"| FedAvg | {measured:.2f} (91.2, {measured - 91.2:+.2f}) | " in page
+    assert "at round 2 of 4 (55.5) |" in page
+    assert "| FedProx, mu 1 | not run | not run |" in page
+    assert "Not run yet: A table of nothing (`nothing`) at scale `paper`" in page
+    kept = tmp_path / "papers" / "results" / "nothing-small.json"
+    before = kept.read_text()
+    assert command("reproduce", "--page", "docs/results.md", "--out", "nowhere").code == 0
+    assert (tmp_path / "docs" / "results.md").read_text() == page
+    assert kept.read_text() == before
+    assert "1 of 4 runs done" in command("reproduce", "--list", "--out", "nowhere").out

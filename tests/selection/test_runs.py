@@ -16,11 +16,16 @@ from tests.selection.fleets import RULES
 
 IDLE = "tests.methods.tiny:Idle"
 PAPERS = ["chfl", "powd", "oort", "tifl"]
+
+
+def selects(name):
+    """Whether a method has a server that chooses: no ring, and no bound that has all data in one place."""
+    method = find("method", name)
+    return method.round is not Method.round and not method.pooled
+
+
 METHODS = [name for name, entry in sorted(entries("method").items())
-           if entry.path.startswith("fedloom.") and name != "central"
-           and find("method", name).round is not Method.round]  # fmt: skip
-
-
+           if entry.path.startswith("fedloom.") and selects(name)]  # fmt: skip
 QUICK = ("fedavg", "fednova", "scaffold", "fedadam", "fedbn", "heterofl", "feddse", "fedgse", "local")
 EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 

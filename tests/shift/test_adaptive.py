@@ -287,7 +287,7 @@ def test_fits_of_several_clients_are_stacked(monkeypatch):
 def test_trainers_agree_after_whole_rounds(method, tmp_path):
     changes = {
         "model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float64"}, "run": {"rounds": 3},
-        "partition": {"name": "iid"}, "start": {"most": 12},
+        "partition": {"name": "iid"}, "start": {"most": 2},
     }  # fmt: skip
     one = run(method, tmp_path / "a", **changes)
     changes["engine"] = {"precision": "float64", "trainer": "stacked"}
@@ -295,7 +295,7 @@ def test_trainers_agree_after_whole_rounds(method, tmp_path):
 
 
 def test_it_works_under_a_cut_and_under_own_norms(tmp_path):
-    changes = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}, "run": {"rounds": 3}}
+    changes = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}, "run": {"rounds": 2}}
     mixing = {"start": {"name": "adaptive", "most": 3}}
     result = run("heterofl", tmp_path / "a", **changes, **mixing, fleet={"name": "low", "clients": 3})
     assert result.summary["failures"] == 0
@@ -305,12 +305,13 @@ def test_it_works_under_a_cut_and_under_own_norms(tmp_path):
 
 
 def test_fedcpn_is_its_parts(tmp_path):
-    changes = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}, "run": {"rounds": 3}}
+    changes = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}, "run": {"rounds": 2}}
     augmented = {"limit": 120, "validation": 0.0, "augment": "randaugment"}
-    whole = run("fedcpn", tmp_path / "a", **changes, data=augmented)
+    whole = run("fedcpn", tmp_path / "a", **changes, data=augmented, start={"most": 3})
     parts = run(
-        "fedavg", tmp_path / "b", **changes, data=augmented | {"normalise": "personal"}, start={"name": "adaptive"}
-    )
+        "fedavg", tmp_path / "b", **changes, data=augmented | {"normalise": "personal"},
+        start={"name": "adaptive", "most": 3},
+    )  # fmt: skip
     same(server_of(whole), server_of(parts))
     bare = run(
         "fedcpn", tmp_path / "c", **changes, data=augmented, method={"normalise": "study"}, start={"name": "replace"}

@@ -36,11 +36,14 @@ class Split:
     validation: Rows
     test: Rows
     public: Ints
+    labels: Ints | None = None  # (classes, clients) numbers of training images, so that a split can be drawn anywhere
 
     def save(self, path: Path | str) -> None:
         """Write the row numbers (no images) as `.npz`."""
         arrays = {f"{part}_rows": getattr(self, part).rows for part in PARTS}
         arrays |= {f"{part}_offsets": getattr(self, part).offsets for part in PARTS}
+        if self.labels is not None:
+            arrays["labels"] = self.labels
         with open(path, "wb") as file:  # numpy would add a suffix to a bare path
             np.savez_compressed(file, public=self.public, **arrays)
 
@@ -50,7 +53,8 @@ class Split:
         try:
             with np.load(path, allow_pickle=False) as file:
                 parts = {part: Rows(file[f"{part}_rows"], file[f"{part}_offsets"]) for part in PARTS}
-                return cls(**parts, public=file["public"])
+                labels = file.get("labels")  # splits of earlier versions have none
+                return cls(**parts, public=file["public"], labels=labels)
         except FileNotFoundError:
             raise InputError(f"split file {path} does not exist") from None
         except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
@@ -98,7 +102,9 @@ def split(
     else:
         tested, kept = _take(dealt, OWN_TEST if test is None else test, dealt.sizes, for_test)
     validated, train = _take(kept, validation, dealt.sizes, for_validation)
-    return Split(train, validated, tested, held)
+    cells = dataset.y[train.rows].astype(np.int64) * clients + train.owners
+    labels = np.bincount(cells, minlength=dataset.classes * clients).reshape(dataset.classes, clients)
+    return Split(train, validated, tested, held, labels)
 
 
 def _labels(dataset: Dataset, rows: Ints) -> Dataset:

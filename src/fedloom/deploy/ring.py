@@ -376,7 +376,7 @@ def join_peers(
     try:
         folder = peer.take_part(least or len(addresses), watch)
     except Interrupted as stop:
-        again = f"fedloom join {study_file} --name {name} ..., as before"
+        again = f"Go on with: fedloom join {study_file} --name {name} ..., as before"
         raise Interrupted(stop.folder, stop.exit_code - 128, again) from None
     finally:
         peer.calls.close()

@@ -173,7 +173,7 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
     try:
         experiment(store, world, watching.get(), engine)
     except Interrupted as stop:
-        raise Interrupted(stop.folder, stop.exit_code - 128, f"fedloom serve {stop.folder}") from None
+        raise Interrupted(stop.folder, stop.exit_code - 128, f"Go on with: fedloom serve {stop.folder}") from None
     finally:
         roster.write(now=True)
     roster.ask("end", {member.number: {"run": fixed.run} for member in roster.connected}, 10.0)

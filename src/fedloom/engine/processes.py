@@ -32,7 +32,7 @@ from fedloom.errors import RunError
 from fedloom.registry import register
 from fedloom.types import Failure, Outcome, Task, Tensors
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "end_with"]
 
 Parts = Mapping[str, Tensors]
 AHEAD = 2  # tasks a worker holds: one it does and one that waits, so that it never idles between two
@@ -156,7 +156,7 @@ def _serve(factory: Callable[[], Workplace], pipe: Connection, parent: int) -> N
     """A worker's life: tasks in, outcomes out, until the pipe closes or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
     # Read in a thread of its own: a parent that sends to a busy worker must not wait for it, or both wait for ever.
     arrivals: SimpleQueue[bytes | None] = SimpleQueue()
@@ -181,7 +181,8 @@ def _receive(pipe: Connection, arrivals: SimpleQueue[bytes | None]) -> None:
             return
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
+    """Wait until the parent is gone, and end this process then."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

@@ -3,8 +3,8 @@
 NSGA-II at the server looks for structures that are both right and small. An individual is a structure (a keep rate for
 every group of units of the study's model) and a learning rate. It is judged by a short federation of its own: FedAvg
 from fresh weights for `rounds_each` rounds, then the error of the joint model on the clients' validation images; the
-second goal is its number of parameters. All individuals of a generation are trained side by side, so that one round is
-one round of each. Then the better half of parents and offspring stays, and has offspring.
+second goal is its number of parameters. One round is one round of every individual. Then the better half of parents
+and offspring stays, and has offspring.
 
 The result is the most accurate individual that has been judged; `found` in the summary has its rates and learning rate,
 and the front. A model of that structure is `narrowed`.
@@ -44,8 +44,7 @@ def validate(method: Any, client: Client, task: Task) -> Work[Report]:
     """How often is this model right on your validation images?"""
     tensors = yield from method.start(client)
     read = yield Measure(tensors, Accuracy(), client.validation)
-    numbers = {"right": float(read["right"].sum()), "samples": float(read["samples"].sum())}
-    return Report(numbers={**numbers, **task.numbers})
+    return Report(numbers={"right": float(read["right"].sum()), "samples": float(read["samples"].sum())})
 
 
 QUESTIONS[validate.__name__] = validate
@@ -126,47 +125,38 @@ class FedEA(FedAvg):
         units = server.network.units
         return [{**each, "tensors": units.take(first, self.where_of(server.network, each))} for each in made]
 
-    def _tasks(
-        self, server: Server, fleet: Fleet, tried: Sequence[Individual], cohort: Sequence[int]
-    ) -> Iterator[Task]:
-        """Every client of the cohort gets every individual."""
-        for number, individual in enumerate(tried):
-            where, parts = self.where_of(server.network, individual), {"model": individual["tensors"]}
-            for client in cohort:
-                task = fleet.task(client, parts, numbers={"individual": number})
-                train = replace(task.train, lr=task.train.lr * self.rate(individual))
-                # Already cut: the units are told, so that the report can say where it belongs.
-                yield replace(task, base=None, tensors=task.base or {}, where=where, train=train)
+    def _tasks(self, server: Server, fleet: Fleet, number: int, individual: Individual) -> Iterator[Task]:
+        """One individual for every client of the cohort."""
+        where, parts = self.where_of(server.network, individual), {"model": individual["tensors"]}
+        for client in self.select(fleet, server):
+            task = fleet.task(client, parts, numbers={"individual": number})
+            train = replace(task.train, lr=task.train.lr * self.rate(individual))
+            # Already cut: the units are told, so that the report can say where it belongs.
+            yield replace(task, base=None, tensors=task.base or {}, where=where, train=train)
 
     def _train(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
-        network = server.network
-        wheres = [self.where_of(network, each) for each in tried]
-        full = [
-            network.units.place(each["tensors"], where, server.tensors)
-            for each, where in zip(tried, wheres, strict=True)
-        ]
-        joined = [self.merge.begin(replace(server, tensors=tensors)) for tensors in full]
-        for report in fleet.run(self._tasks(server, fleet, tried, list(self.select(fleet, server)))):
-            joined[int(report.numbers["individual"])].add(report)
-        return [
-            {**each, "tensors": network.units.take(mean.result(), where)}
-            for each, mean, where in zip(tried, joined, wheres, strict=True)
-        ]
+        """One after another, as a client would have to: its time adds up, and its last report is of the last one."""
+        units, trained = server.network.units, []
+        for number, individual in enumerate(tried):
+            where = self.where_of(server.network, individual)
+            full = units.place(individual["tensors"], where, server.tensors)
+            joined = self.merge.begin(replace(server, tensors=full))
+            for report in fleet.run(self._tasks(server, fleet, number, individual)):
+                joined.add(report)
+            trained.append({**individual, "tensors": units.take(joined.result(), where)})
+        return trained
 
     def _judged(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
         """With both goals; an individual that nobody could judge is as bad as can be."""
-        right, samples = np.zeros(len(tried)), np.zeros(len(tried))
-        for answer in fleet.ask("validate", self._tasks(server, fleet, tried, list(self.select(fleet, server)))):
-            number = int(answer.numbers["individual"])
-            right[number] += answer.numbers["right"]
-            samples[number] += answer.numbers["samples"]
-        errors = 1 - right / np.maximum(samples, 1)
-        units = server.network.units
-        sizes = [units.num_parameters(units.kept(self.rates(server.network, each))) for each in tried]
-        return [
-            {**each, "error": float(error), "parameters": size, "round": server.round + 1}
-            for each, error, size in zip(tried, errors, sizes, strict=True)
-        ]
+        units, judged = server.network.units, []
+        for number, individual in enumerate(tried):
+            right = samples = 0.0
+            for answer in fleet.ask("validate", self._tasks(server, fleet, number, individual)):
+                right += answer.numbers["right"]
+                samples += answer.numbers["samples"]
+            size = units.num_parameters(units.kept(self.rates(server.network, individual)))
+            judged.append({**individual, "error": 1 - right / max(samples, 1.0), "parameters": size})
+        return judged
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """FedAvg's, of the width that was sent; the report says whose it is."""

@@ -22,7 +22,7 @@ from fedloom.runs.check import estimate
 from fedloom.runs.study import read, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["show_check", "show_model", "show_split"]
+__all__ = ["shape_of", "show_check", "show_model", "show_split"]
 
 
 BATCH = 32  # for which the memory of activations is computed
@@ -43,12 +43,22 @@ def show_check(file: Path) -> None:
     sys.stdout.write(f"{file} is sound; its split: {picture}\n")
 
 
+def shape_of(text: str) -> tuple[int, int, int]:
+    """Channels, height and width of an image from a word.
+
+    >>> shape_of("3x32x32")
+    (3, 32, 32)
+    """
+    try:
+        channels, height, width = (int(part) for part in text.split("x"))
+    except ValueError:
+        raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{text}'") from None
+    return channels, height, width
+
+
 def show_model(model: str, capacities: list[float], shape: str, classes: int, *, as_json: bool) -> None:
     """Groups, sizes, parameters and MACs of the sub-models of some capacities."""
-    try:
-        channels, height, width = (int(part) for part in shape.split("x"))
-    except ValueError:
-        raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{shape}'") from None
+    channels, height, width = shape_of(shape)
     make = partial(build, model, channels=channels, classes=classes, size=height)
     network = Network(make, (channels, height, width), classes)
     tensors, units = network.initial(0), network.units

@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from fedloom.report.statistics import Estimate, against, estimate
 from fedloom.runs.grid import Spread
 
-__all__ = ["UNTIL", "Rows", "markdown", "percent", "quantity", "rich_table", "spread", "summary_table", "until"]
+if TYPE_CHECKING:
+    from fedloom.runs.result import Result
 
-UNTIL = {  # word -> number of the summary and its factor
+__all__ = [
+    "ACCURACY",
+    "COST",
+    "NAMES",
+    "UNTIL",
+    "Measures",
+    "Rows",
+    "brief",
+    "interval",
+    "markdown",
+    "measure_of",
+    "percent",
+    "quantity",
+    "rich_table",
+    "spread",
+    "statistics_table",
+    "summary_table",
+    "until",
+]
+
+NAMES = {"global_accuracy": "global accuracy", "local_accuracy": "local accuracy"}
+Measures = dict[str, tuple[str, float]]  # head of a column -> number of the summary and its factor
+ACCURACY: Measures = {
+    "global %": ("global_accuracy", 100), "local %": ("local_accuracy", 100), "worst %": ("worst_local_accuracy", 100),
+    "best %": ("best_global_accuracy", 100),
+}  # fmt: skip
+COST: Measures = {
+    "up MB": ("upload_bytes", 1e-6), "down MB": ("download_bytes", 1e-6), "GMACs": ("train_macs", 1e-9),
+    "virtual s": ("virtual_seconds", 1), "s/round": ("seconds_per_round", 1),
+    "params k": ("mean_parameters", 1e-3), "MACs M": ("mean_forward_macs", 1e-6),
+}  # fmt: skip
+UNTIL: Measures = {
     "rounds": ("rounds_to_target", 1), "virtual s": ("virtual_seconds_to_target", 1), "MB": ("bytes_to_target", 1e-6),
+    "GMACs": ("macs_to_target", 1e-9),
 }  # fmt: skip
 Rows = dict[str, dict[str, str]]  # name of a row -> head of a column -> what stands there
 
@@ -46,7 +80,7 @@ def until(summary: Mapping[str, Any]) -> str:
     aim = f"{100 * summary['target']:g} %"
     if summary["rounds_to_target"] is None:
         return f"never reached {aim}"
-    rounds, seconds, spent = (summary[name] for name, _ in UNTIL.values())
+    rounds, seconds, spent = (summary[UNTIL[word][0]] for word in ("rounds", "virtual s", "MB"))
     return f"reached {aim} after {rounds} rounds, {quantity(seconds)} virtual seconds and {quantity(spent, 'B')}"
 
 
@@ -88,6 +122,49 @@ def spread(found: Spread | None, scale: float = 1.0) -> str:
     return (mean if found.deviation is None else f"{mean} ± {found.deviation * scale:.{digits}f}") + some
 
 
+def brief(found: Spread | None, scale: float = 1.0) -> str:
+    """A mean in three digits, for costs, which hardly differ between seeds.
+
+    >>> brief(Spread((1234.0, 1236.0))), brief(Spread((0.5, 0.7)), 0.1), brief(None)
+    ('1235', '0.06', '-')
+    """
+    if found is None:
+        return "-"
+    mean = found.mean * scale
+    some = f" ({len(found.values)} of {found.runs})" if found.runs > len(found.values) else ""
+    return (f"{mean:.0f}" if abs(mean) >= 100 else f"{mean:.3g}") + some
+
+
+def measure_of(results: Sequence[Result]) -> str:
+    """What methods are judged by: the global model's accuracy, or the clients' own where some have no global model."""
+    everywhere = all(result.summary.get("global_accuracy") is not None for result in results)
+    return "global_accuracy" if everywhere else "local_accuracy"
+
+
+def statistics_table(numbers: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> Rows:
+    """Means with their intervals, and against a baseline the differences with theirs and corrected p-values."""
+    rows: Rows = {}
+    for name, values in numbers.items():
+        found = estimate(list(values.values())) if values else None
+        rows[name] = {"mean %": "-" if found is None else percent(found.mean), "95 % interval": interval(found)}
+    for each in against(numbers, baseline) if baseline else ():
+        rows[each.one] |= {
+            f"above {baseline}": f"{100 * each.estimate.mean:+.2f}",
+            "95 % interval ": interval(each.estimate),
+            "p (Holm)": "-" if each.corrected is None else f"{each.corrected:.3f}",
+        }
+    return rows
+
+
+def interval(found: Estimate | None) -> str:
+    """An interval in percent.
+
+    >>> interval(Estimate(0.5, (0.42, 0.58), 3))
+    '42.00 to 58.00'
+    """
+    return "-" if found is None or found.interval is None else " to ".join(percent(end) for end in found.interval)
+
+
 def _heads(rows: Rows) -> list[str]:
     return list(dict.fromkeys(head for row in rows.values() for head in row))
 
@@ -99,7 +176,7 @@ def rich_table(corner: str, rows: Rows) -> Table:
     table.add_column(corner)
     for head in heads:
         table.add_column(
-            head, justify="right" if all(row.get(head, "-")[:1] in "-0123456789" for row in rows.values()) else "left"
+            head, justify="right" if all(row.get(head, "-")[:1] in "-+0123456789" for row in rows.values()) else "left"
         )
     for name, row in rows.items():
         table.add_row(name, *(row.get(head, "-") for head in heads))

@@ -22,6 +22,7 @@ __all__ = ["costs", "evaluate", "gaps", "summarise", "to_target"]
 
 Row = Mapping[str, Any]
 SUMS = ("upload_bytes", "download_bytes", "train_macs", "virtual_seconds", "failures")
+TO_TARGET = ("rounds_to_target", "bytes_to_target", "virtual_seconds_to_target", "macs_to_target")
 
 
 def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[str, Any]:
@@ -92,20 +93,20 @@ def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
 
 
 def to_target(rows: Sequence[Row], target: float) -> dict[str, Any]:
-    """Rounds, bytes and virtual seconds until the accuracy first reached a target; None if it never did.
+    """Rounds, bytes, virtual seconds and training MACs until the accuracy first reached a target; None if it never did.
 
     The accuracy is the global model's; where a method has none, the mean of the clients' own.
     """
-    spent = dict.fromkeys(("upload_bytes", "download_bytes", "virtual_seconds"), 0.0)
+    spent = dict.fromkeys(("upload_bytes", "download_bytes", "virtual_seconds", "train_macs"), 0.0)
     for row in rows:
         for name in spent:
             spent[name] += row[name]
         reached = row.get("global_accuracy") if row.get("global_accuracy") is not None else row.get("local_accuracy")
         if reached is not None and reached >= target:
             traffic = int(spent["upload_bytes"] + spent["download_bytes"])
-            return {"rounds_to_target": row["round"], "bytes_to_target": traffic,
-                    "virtual_seconds_to_target": spent["virtual_seconds"]}  # fmt: skip
-    return dict.fromkeys(("rounds_to_target", "bytes_to_target", "virtual_seconds_to_target"))
+            found = (row["round"], traffic, spent["virtual_seconds"], int(spent["train_macs"]))
+            return dict(zip(TO_TARGET, found, strict=True))
+    return dict.fromkeys(TO_TARGET)
 
 
 def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:

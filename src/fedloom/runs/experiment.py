@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from multiprocessing import parent_process
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
 from fedloom.runs.schedule import rate
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
-from fedloom.runs.store import Store
+from fedloom.runs.store import FAILURE, Store
 from fedloom.runs.world import World, world_of
 from fedloom.types import Named, Server, Train
 
@@ -35,10 +36,13 @@ TIMES = 20  # evaluations and checkpoints a run, about, unless the study says ot
 
 def experiment(store: Store, world: World, watch: Watch, engine: Engine | None = None) -> dict[str, Any]:
     """Run a study from its last checkpoint to its end, on an engine of its own unless given one; gives the summary."""
-    chosen = world.study.engine
-    given = nullcontext(engine) if engine else _engine(store, world)
-    with arithmetic(chosen.device, chosen.precision), given as doing:
-        return Experiment(store, world, doing).run(watch)
+    precision = arithmetic(world.study.engine.device, world.study.engine.precision)
+    with store.claimed(), precision, nullcontext(engine) if engine else _engine(store, world) as doing:
+        try:
+            return Experiment(store, world, doing).run(watch)
+        except RunError as error:
+            store.write(FAILURE, {"sentence": str(error)})
+            raise
 
 
 @contextmanager
@@ -59,8 +63,10 @@ def arithmetic(device: str, precision: str) -> Iterator[None]:
 @contextmanager
 def _engine(store: Store, world: World) -> Iterator[Engine]:
     chosen = world.study.engine
-    # A second process pays off only where there is a second core, a second client and no faster device.
-    several = chosen.device == "cpu" and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
+    # A second process pays off only where there is a second core, a second client and no faster device; a run that is
+    # itself one of several leaves the other cores to its neighbours.
+    alone = chosen.device == "cpu" and parent_process() is None
+    several = alone and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
     name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
     # Called as `start` and `resume` do, so that the world they built is found and not built again.
     factory = partial(world_of, world.study.model_dump_json(), *([store.split_file] if world.restored else []))

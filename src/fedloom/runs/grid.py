@@ -10,23 +10,27 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedloom.errors import FedloomError, InputError, Interrupted
-from fedloom.runs.evaluation import to_target
+from fedloom.errors import FedloomError, InputError, Unfit
+from fedloom.runs.evaluation import summarise, to_target
 from fedloom.runs.experiment import Watch
 from fedloom.runs.jobs import as_job, run_jobs
+from fedloom.runs.parallel import cores, run_all, run_each
 from fedloom.runs.result import Result
 from fedloom.runs.start import difference, plain, resume, settled, start
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["Cell", "Grid", "Spread", "merged"]
+__all__ = ["Cell", "Grid", "Ran", "Spread", "merged", "number_of", "spreads"]
 
 Sections = Mapping[str, Any]
+STUDY, SUMMARY = "study.json", "summary.json"
 Announce = Callable[["Cell", int, int], Watch]  # told of each cell before it starts; gives its watcher
 
 
@@ -81,6 +85,14 @@ class Spread:
         return stdev(self.values) if len(self.values) > 1 else None
 
 
+class Ran(NamedTuple):
+    """What became of a grid: the runs that ended, why others failed, and why some rows cannot take part."""
+
+    done: list[tuple[Cell, Result]]
+    failures: list[str]
+    left_out: dict[str, str]  # row -> sentence
+
+
 @dataclass(frozen=True)
 class Grid:
     """Rows, columns and seeds over one study."""
@@ -90,28 +102,50 @@ class Grid:
     columns: Mapping[str, Sections] = field(default_factory=lambda: {"": {}})
     seeds: Sequence[int] = (0,)
     origin: str = ""  # the file it comes from, for messages
+    lenient: bool = False  # rows that do not suit the fleet are left out and named, unless none is left
 
     def cells(self) -> list[Cell]:
-        """All runs, checked before the first one starts; every error at once."""
+        """All runs; every error of every study at once.
+
+        Column by column: they are mostly data sets, and one at a time is kept in memory. In a column seed by seed, so
+        that a grid that is stopped has something to compare.
+        """
         cells, problems = [], []
-        # Column by column: they are mostly data sets, and one at a time is kept in memory.
-        for column, column_sections in self.columns.items():
-            for row, row_sections in self.rows.items():
-                for seed in self.seeds:
-                    sections = merged(self.base, column_sections, row_sections, {"run": {"seed": seed}})
-                    place = ", ".join(filter(None, (self.origin, column if len(self.columns) > 1 else "")))
-                    try:
-                        study = resolve(sections, place)
-                        cell = Cell(row, column, seed, as_job(study) if study.engine.name == "ray" else study)
-                        if seed == self.seeds[0]:
-                            world_of(cell.study.model_dump_json()).check()
-                        cells.append(cell)
-                    except InputError as error:
-                        named = f" ({place})" if place and place not in str(error) else ""
-                        problems += [f"{line}{named}" for line in str(error).splitlines()]
+        for (column, in_column), seed, (row, in_row) in product(self.columns.items(), self.seeds, self.rows.items()):
+            try:
+                sections = merged(self.base, in_column, in_row, {"run": {"seed": seed}})
+                study = resolve(sections, self._place(column))
+                cells.append(Cell(row, column, seed, as_job(study) if study.engine.name == "ray" else study))
+            except InputError as error:
+                problems += self._sentences(error, column)
         if problems:
             raise InputError("\n".join(dict.fromkeys(problems)))
         return cells
+
+    def _place(self, column: str) -> str:
+        return ", ".join(filter(None, (self.origin, column if len(self.columns) > 1 else "")))
+
+    def _sentences(self, error: InputError, column: str) -> list[str]:
+        place = self._place(column)
+        named = f" ({place})" if place and place not in str(error) else ""
+        return [f"{line}{named}" for line in str(error).splitlines()]
+
+    def checked(self, cells: Sequence[Cell]) -> dict[str, str]:
+        """Look at data, fleet and model of every study before the first one runs; rows that are left out, and why."""
+        left_out: dict[str, str] = {}
+        problems: list[str] = []
+        for cell in (cell for cell in cells if cell.seed == self.seeds[0]):
+            try:
+                world_of(cell.study.model_dump_json()).check()
+            except InputError as error:
+                sentences = self._sentences(error, cell.column)
+                if self.lenient and isinstance(error, Unfit):
+                    left_out[cell.row] = " ".join(sentences)
+                else:
+                    problems += sentences
+        if problems or len(left_out) == len(self.rows):
+            raise InputError("\n".join(dict.fromkeys([*problems, *left_out.values()])))
+        return left_out
 
     @property
     def name(self) -> str:
@@ -119,56 +153,76 @@ class Grid:
         text = json.dumps([self.base, self.rows, self.columns, list(self.seeds)], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    def run(self, folder: Path, announce: Announce) -> tuple[list[tuple[Cell, Result]], list[str]]:
-        """Run what is not finished yet; gives the runs that ended, and a sentence for each that failed."""
-        cells, done, failures = self.cells(), [], []
+    def run(self, folder: Path, announce: Announce, jobs: int = 0) -> Ran:
+        """Run what is not finished yet, `jobs` runs at a time (0: as many as the machine allows)."""
+        every = self.cells()
+        left_out = self.checked(every)
+        cells = [cell for cell in every if cell.row not in left_out]
+        for cell in cells:
+            _refuse_another(cell, folder / cell.label)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"'{folder}' cannot be a folder: {error.strerror}") from error
-        failed = self._on_cluster(cells, folder)
-        for number, cell in enumerate(cells):
-            try:
-                if cell.label in failed:
-                    raise failed[cell.label]
-                done.append((cell, _cell(cell, folder, announce(cell, number, len(cells)))))
-            except (Interrupted, InputError):
-                raise
-            except FedloomError as error:
-                failures.append(f"{cell.label}: {error}")
-        if failures and not done:
-            raise FedloomError("\n".join(failures))
-        return done, failures
+        pending = [cell for cell in cells if not (folder / cell.label / SUMMARY).exists()]
+        watches = [partial(announce, cell, cells.index(cell), len(cells)) for cell in pending]
+        runs = [partial(_go_on, cell, folder) for cell in pending]
+        together, engine = jobs or _jobs(pending), resolve(merged(self.base), self.origin).engine
+        if engine.name == "ray":
+            ended = run_jobs([cell.study for cell in pending], [cell.label for cell in pending], folder, engine)
+        elif together > 1:
+            on_cpu = all(cell.study.engine.device == "cpu" for cell in pending)
+            ended = run_all(runs, watches, together, folder, fork=on_cpu)
+        else:
+            ended = run_each(runs, watches, folder)
+        failures = {pending[number].label: str(error) for number, error in ended if error is not None}
+        sentences = [f"{label}: {sentence}" for label, sentence in failures.items()]
+        if len(failures) == len(cells):
+            raise FedloomError("\n".join(sentences))
+        done = [(cell, resume(folder / cell.label)) for cell in cells if cell.label not in failures]
+        return Ran(done, sentences, left_out)
 
-    def _on_cluster(self, cells: Sequence[Cell], folder: Path) -> dict[str, FedloomError]:
-        """With the engine `ray`, run as jobs what is not finished yet; gives the failures by label."""
-        engine = resolve(merged(self.base), self.origin).engine
-        if engine.name != "ray":
-            return {}
-        for cell in cells:
-            _refuse_another(cell, folder / cell.label)
-        cells = [cell for cell in cells if not (folder / cell.label / "summary.json").exists()]
-        ended = run_jobs([cell.study for cell in cells], [cell.label for cell in cells], folder, engine)
-        return {cells[number].label: error for number, error in ended if error is not None}
+    def found(self, folder: Path) -> list[tuple[Cell, Result]]:
+        """The runs that are in a folder, finished or not, without running anything; on whatever engine."""
+        runs = []
+        for cell in self.cells():
+            place = folder / cell.label
+            if not (place / STUDY).exists():
+                continue
+            store = Store.open(place)
+            begun = store.begun()
+            if not _differs(cell, begun.model_copy(update={"engine": cell.study.engine})):
+                rows = store.rows("metrics")
+                so_far = {"rounds": len(rows), **summarise(rows, cell.study.evaluate.target)} if rows else {}
+                runs.append((cell, Result(store, store.read(SUMMARY) or so_far)))
+        return runs
+
+
+def _jobs(pending: Sequence[Cell]) -> int:
+    """One run a core where that leaves no core idle and the study does not say what runs the clients."""
+    free = all(cell.study.engine.name == "auto" and cell.study.engine.device == "cpu" for cell in pending)
+    many = cores()
+    return many if free and len(pending) >= many else 1
+
+
+def _differs(cell: Cell, begun: Study) -> bool:
+    asked = settled(cell.study, begun)
+    return begun.model_copy(update={"run": asked.run}) != asked or begun.run.rounds != asked.run.rounds
 
 
 def _refuse_another(cell: Cell, place: Path) -> None:
-    if (place / "study.json").exists():
-        begun = Store.open(place).begun()
-        asked = settled(cell.study, begun)
-        if begun.model_copy(update={"run": asked.run}) != asked or begun.run.rounds != asked.run.rounds:
-            raise InputError(
-                f"{place} holds a run of another study: {difference(begun, asked)}; use another --out or remove it"
-            )
+    if (place / STUDY).exists() and _differs(cell, begun := Store.open(place).begun()):
+        changed = difference(begun, settled(cell.study, begun))
+        raise InputError(f"{place} holds a run of another study: {changed}; use another --out or remove it")
 
 
-def _cell(cell: Cell, folder: Path, watch: Watch) -> Result:
-    place = folder / cell.label
-    _refuse_another(cell, place)
-    if (place / "study.json").exists():
-        return resume(place, watch)
-    run = cell.study.run.model_copy(update={"out": str(folder)})
-    return start(cell.study.model_copy(update={"run": run}), watch, cell.label)
+def _go_on(cell: Cell, folder: Path, watch: Watch) -> None:
+    """Start the run of a cell, or go on with it."""
+    if (folder / cell.label / STUDY).exists():
+        resume(folder / cell.label, watch)
+    else:
+        run = cell.study.run.model_copy(update={"out": str(folder)})
+        start(cell.study.model_copy(update={"run": run}), watch, cell.label)
 
 
 def number_of(result: Result, measure: str) -> float | None:

@@ -3,11 +3,12 @@
 title, source and measure say what is reproduced; [study] holds the sections all cells share, [rows] and [columns] what
 each changes, [published] the printed numbers (rows of columns), and [scales] how much of it is run: `smoke` takes
 seconds, `small` minutes on two cores, `paper` is the published set-up. A scale may change sections, seeds, rows and
-columns, and says in `differs` what is not as published.
+columns (a list of names, or names with sections of their own that go on top of the row's or column's), and says in
+`differs` what is not as published.
 
 Where one grid of runs makes several tables, each is a [[tables]] with title, rows (a list, or label = row), columns,
 measures and published numbers of its own, a list with one number a measure (nan: not printed). A measure is a number
-of the summaries, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`: what was spent until an accuracy.
+of the summaries, or `rounds@0.6`, `virtual_seconds@0.6`, `bytes@0.6`, `macs@0.6`: what was spent until an accuracy.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Scale(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     study: dict[str, Any] = {}
-    rows: list[str] | None = None
-    columns: list[str] | None = None
+    rows: list[str] | dict[str, dict[str, Any]] | None = None
+    columns: list[str] | dict[str, dict[str, Any]] | None = None
     seeds: Annotated[int, Field(ge=1)] = 1
     takes: str = ""
     differs: str = ""
 
 
-Measure = Annotated[str, Field(pattern=r"^([a-z_]+|(rounds|virtual_seconds|bytes)@(0?\.\d+|1(\.0)?))$")]
+Measure = Annotated[str, Field(pattern=r"^([a-z_]+|(rounds|virtual_seconds|bytes|macs)@(0?\.\d+|1(\.0)?))$")]
 
 
 class Shown(BaseModel):
@@ -70,6 +71,8 @@ class Paper(BaseModel):
     title: str
     source: str
     measure: Measure = "global_accuracy"
+    paper: str = ""  # the heading under which the page of results shows it; by default the first word of the name
+    note: str = ""  # what a reader of the numbers should know
     study: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]]
     columns: dict[str, dict[str, Any]] = {"": {}}
@@ -157,8 +160,12 @@ def grid_of(published: Published, scale: str, rows: Sequence[str] = (), columns:
     return Grid(merged(paper.study, chosen.study), of_rows, of_columns, range(chosen.seeds), str(published.path))
 
 
-def _some(all_of: Mapping[str, Any], names: list[str] | None, what: str) -> dict[str, Any]:
-    for name in names or ():
+def _some(
+    all_of: Mapping[str, Any], chosen: list[str] | dict[str, dict[str, Any]] | None, what: str
+) -> dict[str, dict[str, Any]]:
+    """The chosen ones, each with its own sections on top."""
+    for name in chosen or ():
         if name not in all_of:
             raise choose(what, name, all_of)
-    return {name: all_of[name] for name in (all_of if names is None else names)}
+    names = all_of if chosen is None else chosen
+    return {name: merged(all_of[name], chosen[name] if isinstance(chosen, dict) else {}) for name in names}

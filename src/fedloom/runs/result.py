@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedloom.data.split import Split
 from fedloom.runs.store import Store
+from fedloom.runs.study import Study
 
 if TYPE_CHECKING:
     import pandas
@@ -26,6 +30,23 @@ class Result:
         return self._store.folder
 
     @property
+    def study(self) -> Study:
+        """What was run."""
+        return self._store.begun()
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many samples each client trains on."""
+        return Split.load(self._store.split_file).train.sizes
+
+    @property
+    def participants(self) -> list[float]:
+        """How good each client's own model was when last measured, by client number."""
+        found = {row["client"]: row["accuracy"] for row in self.rows("clients")
+                 if row["job"] == "evaluate" and not row["failed"]}  # fmt: skip
+        return [found[client] for client in sorted(found)]
+
+    @property
     def metrics(self) -> pandas.DataFrame:
         """One row a round."""
         import pandas
@@ -42,6 +63,11 @@ class Result:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The lines of `metrics` (one a round) or `clients` (one a task)."""
         return self._store.rows(name)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine."""
+        return self._store.read("environment.json") or {}
 
     def table(self) -> pandas.DataFrame:
         """The summary as a table of one row."""

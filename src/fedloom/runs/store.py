@@ -11,10 +11,11 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors.torch
 import torch
@@ -27,9 +28,10 @@ from fedloom.runs.parquet import write_parquet
 from fedloom.runs.study import Study, resolve
 from fedloom.types import NEVER, Moment, Server, Tensors
 
-__all__ = ["Store"]
+__all__ = ["FAILURE", "Store"]
 
 MANIFEST = "checkpoint.json"
+FAILURE = "failure.json"  # why the last attempt to go on ended, if it failed
 LINES = ("metrics", "clients")
 
 
@@ -74,6 +76,24 @@ class Store:
         if not (folder / "study.json").is_file():
             raise InputError(f"{folder} is not the folder of a run: it has no study.json")
         return cls(folder)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Have the folder to oneself: two processes that go on with the same run would spoil it."""
+        with (self.folder / ".claim").open("a") as file:
+            if not _lock(file):
+                raise InputError(f"{self.folder} is being run by another process; wait for it or stop it")
+            (self.folder / FAILURE).unlink(missing_ok=True)
+            yield
+
+    @property
+    def is_running(self) -> bool:
+        """Whether another process is at it."""
+        path = self.folder / ".claim"
+        if not path.exists():
+            return False
+        with path.open("a") as file:
+            return not _lock(file)
 
     @property
     def split_file(self) -> Path:
@@ -185,6 +205,20 @@ class Store:
         manifest = self.manifest() or {}
         saved = wire.load(self.folder / "checkpoints" / manifest["files"]["server"], network.device)
         return Server(manifest["round"], saved["tensors"], network, saved["memory"])
+
+
+def _lock(file: IO[str]) -> bool:
+    """Lock a file until it is closed, also by the process's end; whether that was possible. Forked workers do not
+    inherit the lock. Where the system has no such locks, everything is possible."""
+    try:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
-from fedloom.errors import InputError
+from fedloom.errors import InputError, Unfit
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
@@ -183,7 +183,7 @@ class World:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
         weak, name = int((self.columns["capacity"] < 1).sum()), self.study.method.name
         if weak and not self.method.adapts and self.study.fleet.weak == "refuse":
-            raise InputError(
+            raise Unfit(
                 f"{name} sends whole models, but {weak} of {self.study.fleet.clients} devices of fleet "
                 f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
                 "(pretend they can), or use a method that cuts"
@@ -206,9 +206,7 @@ class World:
         if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
             raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
         if self.columns["excluded"].all():
-            raise InputError(
-                f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}"
-            )
+            raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
 
     @cached_property
     def trainer(self) -> Reference:

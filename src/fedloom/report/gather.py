@@ -1,0 +1,200 @@
+"""Runs as a reader wants them: read from their folders alone, and put together where only the seed differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from fedloom import wire
+from fedloom.data.split import Split
+from fedloom.errors import InputError
+from fedloom.runs.evaluation import summarise
+from fedloom.runs.store import FAILURE, Store
+from fedloom.runs.study import Study
+
+__all__ = ["Group", "Run", "common", "flat", "folders_in", "groups_of", "read_runs"]
+
+# Settings that may differ between runs of one group: they do not belong to the question.
+ASIDE = ("run.seed", "run.out", "run.checkpoint_every")
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder, finished or not."""
+
+    store: Store
+
+    @cached_property
+    def study(self) -> Study:
+        """What was asked for."""
+        return self.store.begun()
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a round."""
+        return self.store.rows("metrics")
+
+    @cached_property
+    def ledger(self) -> list[dict[str, Any]]:
+        """One row a task."""
+        return self.store.rows("clients")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The result, or what it would be if the run ended now."""
+        found = self.store.read("summary.json")
+        if found is not None:
+            return found
+        return summarise(self.rows, self.study.evaluate.target) if self.rows else {}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine."""
+        return self.store.read("environment.json") or {}
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.study.run.seed
+
+    @property
+    def state(self) -> str:
+        """finished, running, failed or stopped."""
+        if self.store.read("summary.json") is not None:
+            return "finished"
+        if self.store.is_running:
+            return "running"
+        return "failed" if self.failure else "stopped"
+
+    @property
+    def failure(self) -> str:
+        """Why it failed, if it did."""
+        return str((self.store.read(FAILURE) or {}).get("sentence", ""))
+
+    @cached_property
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """What is known of the clients (capacity, speed, samples) at the last checkpoint; nothing before the first."""
+        manifest = self.store.manifest()
+        if manifest is None:
+            return {}
+        columns: Mapping[str, np.ndarray] = wire.load(self.store.folder / "checkpoints" / manifest["files"]["fleet"])
+        return columns
+
+    @cached_property
+    def split(self) -> Split:
+        """Who holds which images."""
+        return Split.load(self.store.split_file)
+
+    def accuracies(self) -> dict[int, float]:
+        """Every client's own accuracy at the last evaluation."""
+        asked = [entry for entry in self.ledger if entry["job"] == "evaluate" and entry.get("accuracy") is not None]
+        last = max((entry["round"] for entry in asked), default=None)
+        return {entry["client"]: entry["accuracy"] for entry in asked if entry["round"] == last}
+
+    def work(self) -> Iterator[dict[str, Any]]:
+        """The tasks that trained."""
+        return (entry for entry in self.ledger if entry["job"] == "work" and not entry["failed"])
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one study that differ in the seed alone."""
+
+    label: str
+    runs: Sequence[Run]
+
+    def values(self, measure: str) -> dict[int, float]:
+        """A number of the summaries, by seed."""
+        found = {run.seed: run.summary.get(measure) for run in self.runs}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
+
+    def curve(self, measure: str, over: str = "round") -> list[tuple[float, float, float, float]]:
+        """(x, mean, low, high) of a measure over rounds, or over the sum of a cost: one deviation to either side.
+
+        Only rounds that every run has evaluated, so that the mean is always over the same runs.
+        """
+        known = [_evaluated(run.rows, measure, over) for run in self.runs]
+        known = [each for each in known if each]
+        shared = sorted(set.intersection(*(set(each) for each in known))) if known else []
+        points = []
+        for number in shared:
+            xs, ys = zip(*(each[number] for each in known), strict=True)
+            half = stdev(ys) if len(ys) > 1 else 0.0
+            points.append((fmean(xs), fmean(ys), fmean(ys) - half, fmean(ys) + half))
+        return points
+
+
+def _evaluated(rows: Sequence[Mapping[str, Any]], measure: str, over: str) -> dict[int, tuple[float, float]]:
+    """round -> (x, y)."""
+    names, spent, found = over.split("+"), 0.0, {}
+    for row in rows:
+        spent += sum(row.get(name) or 0 for name in names)
+        if row.get(measure) is not None:
+            found[row["round"]] = (float(row["round"]) if over == "round" else spent, float(row[measure]))
+    return found
+
+
+def folders_in(paths: Iterable[Path]) -> list[Path]:
+    """The run folders among some folders and inside them, two levels deep."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"{path} is not a folder; give run folders, or folders that hold some")
+        inside = [path, *sorted(path.glob("*")), *sorted(path.glob("*/*"))]
+        runs = [each for each in inside if (each / "study.json").is_file() and not each.name.startswith(".")]
+        if not runs:
+            raise InputError(f"{path} holds no run: there is no study.json in it or one or two levels below")
+        found |= dict.fromkeys(runs)
+    return list(found)
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """All runs in some folders that have at least one round."""
+    found = folders_in(paths)
+    runs = [Run(Store.open(folder)) for folder in found]
+    begun = [run for run in runs if run.rows]
+    if not begun:
+        raise InputError(f"no round is finished yet in {' '.join(map(str, found))}; there is nothing to report")
+    return begun
+
+
+def flat(study: Study) -> Settings:
+    """The settings as `section.key`, without those that are not set."""
+    sections = study.model_dump(exclude_none=True)
+    return {
+        f"{section}.{key}": value
+        for section, values in sections.items()
+        for key, value in values.items()
+        if value not in ("", []) and f"{section}.{key}" not in ASIDE
+    }
+
+
+def common(studies: Sequence[Study]) -> tuple[Settings, list[Settings]]:
+    """What all studies have in common, and what each has of its own."""
+    every = [flat(study) for study in studies]
+    shared = {key: value for key, value in every[0].items() if all(each.get(key) == value for each in every)}
+    return shared, [{key: value for key, value in each.items() if key not in shared} for each in every]
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """Runs by study, called after their method, and after what else sets them apart where that is not enough."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        key = {name: value for name, value in flat(run.study).items() if not name.startswith("engine.")}
+        together.setdefault(repr(sorted(key.items(), key=lambda item: item[0])), []).append(run)
+    members = [sorted(each, key=lambda run: run.seed) for each in together.values()]
+    names = [each[0].study.method.name for each in members]
+    own = common([each[0].study for each in members])[1]
+    labels = []
+    for name, settings in zip(names, own, strict=True):
+        alike = [each for each, other in zip(own, names, strict=True) if other == name]
+        apart = [key for key in settings if any(each.get(key) != settings[key] for each in alike)]
+        labels.append(", ".join([name, *(f"{key} {settings[key]}" for key in apart)]))
+    return [Group(label, each) for label, each in zip(labels, members, strict=True)]

@@ -1,0 +1,53 @@
+"""What participants know of each other, and what they sent each other, for the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from fedloom.report.plots import heat_map
+from fedloom.report.tables import Rows, rich_table
+from fedloom.report.traffic import traffic_rows
+from fedloom.runs.knowledge import knowledge
+from fedloom.runs.result import Result
+from fedloom.runs.store import Store
+
+__all__ = ["show_knowledge", "show_traffic"]
+
+
+def show_knowledge(folder: Path, picture: Path | None, *, as_json: bool) -> None:
+    """Ask everybody, draw the heat map, print the table."""
+    known = knowledge(folder)
+    drawn = heat_map(known, picture or folder / "knowledge.png")
+    if as_json:
+        parts = {"peers": known.peers, "classes": known.classes}
+        plain = {
+            name: [[None if np.isnan(value) else value for value in row] for row in part.tolist()]
+            for name, part in parts.items()
+        }
+        own, others = known.own, None if np.isnan(known.others) else known.others
+        sys.stdout.write(json.dumps({**plain, "own": own, "others": others, "picture": str(drawn)}) + "\n")
+        return
+    rows: Rows = {}
+    for number, row in enumerate(known.peers):
+        rows[f"model of {number + 1}"] = {f"data of {n + 1}": f"{100 * value:.1f}" for n, value in enumerate(row)}
+    Console().print(rich_table("right answers, %", rows))
+    sys.stdout.write(f"own data {known.own:.1%}, others' data {known.others:.1%}\npicture: {drawn}\n")
+
+
+def show_traffic(folders: Sequence[Path], *, as_json: bool) -> None:
+    """One line a run."""
+    same = len({folder.name for folder in folders}) < len(folders)
+    runs = {str(folder) if same else folder.name: Result(Store.open(folder), {}) for folder in folders}
+    rows = traffic_rows(runs)
+    if as_json:
+        sys.stdout.write(json.dumps(rows) + "\n")
+        return
+    # Turned around, so that a handful of runs fits the width of a terminal.
+    heads = list(dict.fromkeys(head for row in rows.values() for head in row))
+    Console().print(rich_table("a round", {head: {run: row[head] for run, row in rows.items()} for head in heads}))

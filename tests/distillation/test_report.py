@@ -1,0 +1,89 @@
+"""What is shown of rings and stars: traffic, knowledge, curves."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from fedloom import cli
+from fedloom.report.plots import heat_map, progress, spent
+from fedloom.report.traffic import traffic_rows
+from fedloom.runs.knowledge import Knowledge, knowledge
+from tests.distillation.test_ring import VALID
+from tests.methods.tiny import run
+
+STUDY = VALID | {"run": {"rounds": 2}, "evaluate": {"every": 1}, "partition": {"name": "iid"}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("topologies")
+    graph = {"name": "graph", "shape": "complete"}
+    return {
+        "star": run("fedavg", out / "star", **STUDY),
+        "ring": run("fedrkd", out / "ring", **STUDY),
+        "peers": run("fedrkd", out / "peers", topology=graph, **STUDY),
+    }
+
+
+def test_traffic_is_that_of_the_ledger(runs):
+    rows = traffic_rows(runs)
+    assert [rows[name]["single point of failure"] for name in runs] == ["yes", "no", "no"]
+    assert [rows[name]["links"] for name in runs] == ["3", "3", "3"]
+    assert [rows[name]["is"] for name in runs] == ["the server", "a participant", "a participant"]
+    assert rows["star"]["share of all traffic"] == "100%"
+    star = runs["star"].summary
+    total = (star["upload_bytes"] + star["download_bytes"]) / 2
+    assert rows["star"]["busiest node"] == f"{total / 1e3:.3g} kB"
+
+
+def test_an_epoch_is_one_pass_over_the_own_data(runs):
+    """FedAvg: one a round. A ring of three: one alone and two hops in the first round, then two."""
+    assert spent(runs["star"])["local epochs"] == pytest.approx([1, 2])
+    assert spent(runs["ring"])["local epochs"] == pytest.approx([3, 5])
+    assert spent(runs["peers"])["local epochs"] == pytest.approx([3, 5])
+    metrics = runs["ring"].rows("metrics")
+    bytes_ = np.cumsum([row["upload_bytes"] + row["download_bytes"] for row in metrics]) / 1e6
+    assert spent(runs["ring"])["MB"] == pytest.approx(bytes_)
+    assert spent(runs["ring"])["accuracy"] == [row["local_accuracy"] for row in metrics]
+
+
+def test_pictures_are_drawn(runs, tmp_path):
+    path = progress({name: [result, result] for name, result in runs.items()}, tmp_path / "curves.png")
+    assert path.stat().st_size > 10_000
+    known = Knowledge(np.eye(3), np.array([[0.5, np.nan]] * 3), ("cat", "dolphin"), "fedrkd")
+    assert known.own == 1
+    assert known.others == 0
+    assert heat_map(known, tmp_path / "map.png").stat().st_size > 5_000
+
+
+def test_the_diagonal_is_what_evaluation_measured(runs):
+    for result in runs.values():
+        known = knowledge(result.folder)
+        assert known.peers.diagonal().tolist() == pytest.approx(result.participants)
+        assert known.own == pytest.approx(result.summary["local_accuracy"])
+
+
+def command(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr()
+
+
+def test_from_the_command_line(runs, monkeypatch, capsys):
+    folders = [result.folder for result in runs.values()]
+    code, said = command(monkeypatch, capsys, "traffic", *folders, "--json")
+    assert code == 0
+    assert len(json.loads(said.out.splitlines()[-1])) == 3
+    code, said = command(monkeypatch, capsys, "knowledge", folders[1], "--json")
+    assert code == 0
+    told = json.loads(said.out.splitlines()[-1])
+    assert np.shape(told["peers"]) == (3, 3)
+    assert (folders[1] / "knowledge.png").is_file()
+    code, said = command(monkeypatch, capsys, "knowledge", folders[1].parent)
+    assert code == 2
+    assert "is not the folder of a run" in said.err

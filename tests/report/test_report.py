@@ -1,0 +1,190 @@
+"""The report: what it says is what the runs say, and it works as a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from fedloom.report.gather import groups_of, read_runs
+from fedloom.report.html import render, write_report
+from fedloom.report.svg import Point, Series, heat, lines, nice, scatter
+from tests.cli.conftest import Ended, command  # noqa: F401 (a fixture)
+
+SECTIONS = ["summary", "curves", "costs", "clients", "data", "submodels", "selection", "settings"]
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    return write_report([runs], tmp_path_factory.mktemp("report") / "report.html", "heterofl")
+
+
+def test_numbers_are_those_of_the_runs(runs, report):
+    text = report.read_text()
+    for method in ("heterofl", "fedrolex"):
+        summaries = [json.loads(path.read_text()) for path in runs.glob(f"{method}*/summary.json")]
+        assert len(summaries) == 2
+        assert f"{100 * fmean(each['global_accuracy'] for each in summaries):.2f}" in text
+        assert f"{fmean(each['upload_bytes'] for each in summaries) / 1e6:.3g}" in text
+
+
+def test_it_is_one_file_that_asks_for_nothing(report):
+    """No address in it but names of XML."""
+    text = report.read_text()
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", text)
+    assert not re.findall(r"https?://|@import|url\(", text)
+    assert report.stat().st_size < 500_000
+
+
+class Tags(HTMLParser):
+    """Whether every tag that was opened is closed, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_it_is_well_formed(report):
+    tags = Tags()
+    tags.feed(report.read_text())
+    assert tags.open == []
+    assert [each for each in tags.ids if each != "theme"] == SECTIONS
+
+
+def test_groups_by_seed_and_what_sets_them_apart(runs, tmp_path):
+    groups = groups_of(read_runs([runs]))
+    assert sorted((group.label, [run.seed for run in group.runs]) for group in groups) == [
+        ("fedrolex", [0, 1]), ("heterofl", [0, 1]),
+    ]  # fmt: skip
+    shutil.copytree(runs, tmp_path / "runs")
+    other = next((tmp_path / "runs").glob("heterofl*0"))
+    study = json.loads((other / ".study.json").read_text())
+    study["train"]["lr"] = 0.5
+    (other / ".study.json").write_text(json.dumps(study))
+    labels = {group.label for group in groups_of(read_runs([tmp_path / "runs"]))}
+    assert labels == {"fedrolex", "heterofl, train.lr 0.05", "heterofl, train.lr 0.5"}
+
+
+def test_curves_are_means_with_deviations(runs):
+    (group,) = [group for group in groups_of(read_runs([runs])) if group.label == "heterofl"]
+    curve = group.curve("global_accuracy")
+    assert [point[0] for point in curve] == [1, 2, 3]
+    last = [run.rows[-1]["global_accuracy"] for run in group.runs]
+    mean, half = np.mean(last), np.std(last, ddof=1)
+    assert curve[-1][1:] == pytest.approx((mean, mean - half, mean + half))
+    spent = group.curve("global_accuracy", "upload_bytes+download_bytes")
+    total = [run.summary["upload_bytes"] + run.summary["download_bytes"] for run in group.runs]
+    assert spent[-1][0] == pytest.approx(np.mean(total))
+
+
+def test_the_split_is_drawn_without_the_data(runs, monkeypatch):
+    """A folder that was copied elsewhere still shows who held what."""
+    monkeypatch.setattr("fedloom.runs.world.dataset_of", None)
+    found = read_runs([runs])
+    labels = found[0].split.labels
+    assert labels.shape == (10, 6)
+    assert ((labels > 0).sum(0) == 2).all()
+    assert labels.sum(0).tolist() == found[0].split.train.sizes.tolist()
+    assert "Training images by class and client" in render(found)
+
+
+def test_a_run_under_way_is_shown_as_such(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    place = next((tmp_path / "runs").glob("fedrolex*1"))
+    (place / "summary.json").unlink()
+    lines_of = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (place / "metrics.jsonl").write_text("".join(lines_of[:2]) + lines_of[2][:40])
+    text = render(read_runs([tmp_path / "runs"]))
+    assert "2 of 3" in text
+    assert "stopped" in text
+    assert "1 rounds to go" in text
+
+
+def test_wrong_input(command, runs, tmp_path):  # noqa: F811
+    ended: Ended = command("report", tmp_path / "nowhere")
+    assert "is not a folder" in ended.sentence()
+    (tmp_path / "empty").mkdir()
+    assert "holds no run" in command("report", tmp_path / "empty").sentence()
+    assert "HTML file" in command("report", runs, "-o", "report.pdf").sentence()
+    assert "is not a folder" in command("board", tmp_path / "nowhere").sentence()
+    assert "choose another --port" in command("board", runs, "--host", "192.0.2.1").sentence()
+    ended = command("report", runs, "-o", "deep/er.html", "--baseline", "heterofl")
+    assert ended.code == 0, ended.err
+    assert "above heterofl" in (tmp_path / "deep" / "er.html").read_text()
+    assert "fedrol" in command("report", runs, "--baseline", "fedroll").sentence()
+
+
+def test_figures_by_hand():
+    assert nice(0.0, 10.0) == [0, 2, 4, 6, 8, 10]
+    assert lines([Series("a", 0, [])], "x", "y", "name") == ""
+    drawn = lines([Series("a", 3, [(0, 0, 0, 0), (10, 100, 90, 110)])], "round", "accuracy, %", "name", 100.0)
+    assert 'data-s="3"' in drawn
+    (line,) = re.findall(r'class="line" d="M([\d. ]+)L([\d. ]+)"', drawn)
+    assert [tuple(map(float, point.split())) for point in line] == [(44, 262), (448, 12)], "corner to corner"
+    points = [Point("cheap", 0, 1, 50, 50, 50), Point("good", 1, 5, 80, 80, 80), Point("bad", 2, 6, 40, 40, 40)]
+    (front,) = re.findall(r'class="front" d="([^"]+)"', scatter(points, "x", "y", "name"))
+    assert front.count("L") == 1, "two on the front; the third is beaten in both"
+    assert heat(["a<b"], [[1.0, 0.0]], "name").count("<rect") == 2
+    assert "a&lt;b" in heat(["a<b"], [[1.0, 0.0]], "name")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
+def test_in_a_browser(page, report, width, scheme):
+    view = page(report.as_uri(), width, scheme)
+    assert view.evaluate("document.documentElement.scrollWidth") <= width, "the page itself never scrolls sideways"
+    figures = view.locator("figure svg")
+    assert figures.count() >= 11
+    for number in range(figures.count()):
+        box = figures.nth(number).bounding_box()
+        assert box["width"] > 200
+        assert box["height"] > 40
+    assert view.locator("svg .line").count() >= 10
+    assert view.locator("svg .band").count() >= 4
+    assert view.asked == [report.as_uri()], "nothing else was loaded"
+    dark = view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)"
+    assert dark == (scheme == "dark")
+    view.click("#theme")
+    assert (view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)") != dark
+
+
+def test_tables_copy_and_methods_hide(page, report):
+    view = page(report.as_uri())
+    view.evaluate("navigator.clipboard.writeText = text => { window.got = text; return Promise.resolve(); }")
+    view.locator("#summary button", has_text="CSV").first.click()
+    rows = list(csv.reader(io.StringIO(view.evaluate("window.got"))))
+    assert rows[0][:2] == ["method", "global %"]
+    assert {row[0] for row in rows[1:]} == {"heterofl", "fedrolex"}
+    view.locator("#summary button", has_text="LaTeX").first.click()
+    text = view.evaluate("window.got")
+    assert text.startswith("\\begin{tabular}{lrrrr")
+    assert "global \\%" in text
+    assert "$\\pm$" in text
+    before = view.locator("#curves svg .line:visible").count()
+    view.locator(".legend button", has_text="fedrolex").click()
+    assert view.locator("#curves svg .line:visible").count() == before // 2
+
+
+def test_it_prints(page, report):
+    view = page(report.as_uri())
+    view.emulate_media(media="print")
+    assert view.locator("button.tool:visible").count() == 0
+    assert view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert len(view.pdf()) > 10_000
