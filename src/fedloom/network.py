@@ -44,8 +44,8 @@ class Network:
         self.dtype, self.device = dtype, torch.device(device)
         self.half = half  # matrix products and convolutions in bfloat16, channels last; tensors stay as they are
         self.module = initialise(build, 0)
-        # Of eleven networks and batch sizes none was slower channels last with one thread in float32, and most were
-        # 1.1 to 1.3 times as fast (docs/benchmarks.md).
+        # Of eleven networks and batch sizes none was slower channels last with one thread in float32: `fedloom bench
+        # layout`, docs/benchmarks.md.
         suitable = self.device.type == "cpu" and dtype == torch.float32
         self.channels_last = layout == "channels_last" or (
             layout == "auto" and suitable and _runs_channels_last(self.module, shape)

@@ -129,7 +129,7 @@ def pack(tree: Any) -> bytes:
     header, tensors = _frame(tree)
     flat = [tensor.cpu().contiguous().view(-1) for tensor in tensors]
     # A tensor of at most one element is contiguous whatever its stride; seen as bytes it must be 1.
-    raw = (each.as_strided(each.shape, (1,)).view(torch.uint8).numpy().tobytes() for each in flat)
+    raw = (each.as_strided(each.shape, (1,)).view(torch.uint8).numpy().data for each in flat)
     return b"".join((struct.pack("<Q", len(header)), header, *raw))
 
 

@@ -85,7 +85,7 @@ class Reference:
     def _fit(self, fit: Fit) -> Fitted:
         start, plan = perf_counter(), fit.plan
         steps: Sequence[Step] = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        tensors = {name: self._laid(tensor.detach().clone()) for name, tensor in fit.tensors.items()}
+        tensors = {name: self._copied(tensor.detach()) for name, tensor in fit.tensors.items()}
         trained = {name: tensor for name, tensor in tensors.items() if self._trainable(name, tensor)}
         for tensor in trained.values():
             tensor.requires_grad_()
@@ -107,10 +107,10 @@ class Reference:
             done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds, self._memory(fit)
         )
 
-    def _laid(self, tensor: Tensor) -> Tensor:
-        """Kernels as the network's layout wants them."""
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """A copy of its own, kernels in the network's layout (of one channel, `contiguous` would leave them alone)."""
         turned = self.network.channels_last and tensor.ndim == 4
-        return tensor.contiguous(memory_format=torch.channels_last) if turned else tensor
+        return tensor.clone(memory_format=torch.channels_last if turned else torch.preserve_format)
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
@@ -141,10 +141,13 @@ class Reference:
         if not len(measure.samples):
             raise ClientError("there are no samples to measure on")
         model = self._training if measure.what.training else self._still
-        tensors = {name: self._laid(tensor) for name, tensor in measure.tensors.items()}
-        if measure.what.training:
-            # Training mode writes running statistics; a measure leaves its tensors alone.
-            tensors = {name: t.clone() if name in self.network.buffers else t for name, t in tensors.items()}
+        # Training mode writes running statistics; a measure leaves its tensors alone.
+        written = self.network.buffers if measure.what.training else frozenset()
+        turned = self.network.channels_last
+        tensors = {
+            name: self._copied(tensor) if name in written or (turned and tensor.ndim == 4) else tensor
+            for name, tensor in measure.tensors.items()
+        }
         sums: Tensors = {}
         with seeded(0, self.network.device):  # dropout in training mode
             for rows in batches_of(measure.samples.rows, measure.batch_size):
