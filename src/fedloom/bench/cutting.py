@@ -1,4 +1,4 @@
-"""What cutting and merging cost of a round: HeteroFL as in papers/submodels-cifar10.toml, on generated pictures.
+"""What cutting and merging cost of a round: HeteroFL as in papers/submodels-3-4.toml, on generated pictures.
 
 `take` cuts the sub-models of one round's ten clients out of ResNet-18, `put` adds their reports up, `result` makes the
 next global model. Each is timed on its own, with the device idle before and after, so on a GPU, where in a real round
@@ -24,7 +24,7 @@ from fedloom.types import Report, Server
 
 __all__ = ["cutting"]
 
-PAPER = "submodels-cifar10"
+PAPER, COLUMN, ROW = "submodels-3-4", "CIFAR-10", "HeteroFL"
 REPEATS = 5
 
 
@@ -57,7 +57,7 @@ def _sections(device: str, samples: int, width: float) -> dict[str, Any]:
         "partition": {"name": "iid"},
         "engine": {"precision": "tf32" if device == "cuda" else "float32"},
     }
-    return merged(paper.study, paper.rows["HeteroFL"], changes)
+    return merged(paper.study, paper.columns[COLUMN], paper.rows[ROW], changes)
 
 
 def _parts(world: World) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from time import perf_counter
 from typing import TypeVar
 
@@ -37,19 +37,16 @@ class Eager:
     ) -> tuple[Tensor, list[Tensor]]:
         """The logits, and what passed the points, in their order."""
         module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
-        if self.channels_last or self.network.half:
+        half, kind = self.network.half, self.network.device.type
+        if self.channels_last or half:
             x = x.contiguous(memory_format=torch.channels_last)
-        with tapped(module, points) as seen, self._precision():
+        precision = torch.autocast(kind, torch.bfloat16, cache_enabled=False) if half else nullcontext()
+        with tapped(module, points) as seen, precision:
             logits = module(x)
         read: list[Tensor] = [logits, *(seen[point] for point in points)]
-        if self.network.half:
+        if half:
             read = [each.to(self.network.dtype) for each in read]
         return read[0], read[1:]
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if not self.network.half:
-            return nullcontext()
-        return torch.autocast(self.network.device.type, torch.bfloat16, cache_enabled=False)
 
     def grad(self, loss: Callable[[Tensors], tuple[Tensor, T]], tensors: Tensors) -> tuple[Tensors, T]:
         """Gradients by every tensor that asks for one; zeros where the loss does not depend on it."""

@@ -204,8 +204,7 @@ class Fleet:
         """The tasks whose clients do not drop out."""
         chance = self.columns.get("dropout")
         for task in tasks:
-            risk = 0.0 if chance is None else chance[task.client]
-            if risk > 0 and self.generator("dropout", task.client).random() < risk:
+            if chance is not None and 0 < chance[task.client] > self.generator("dropout", task.client).random():
                 self._fail(Outcome(task.client, task.round, task.stage, task.job), "dropped", "never reported")
             else:
                 yield task
