@@ -33,7 +33,8 @@ def test_images_held_out_are_in_nobodys_part():
 
 def test_another_data_set_leaves_the_training_images_alone(tmp_path):
     made, without = world(public=20, public_from=another(tmp_path / "other.npz")), world(public=20)
-    assert len(made.public) == 20 and (made.public.images.x == 7).all()
+    assert len(made.public) == 20
+    assert (made.public.images.x == 7).all()
     assert torch.equal(made.public.images.y[made.public.rows].bincount(), torch.full((10,), 2))
     assert len(made.split.train.rows) > len(without.split.train.rows)
 
