@@ -245,6 +245,24 @@ def show_partition(
 
 
 @app.command()
+def profile(
+    run_dir: RunDir,
+    client: Annotated[
+        list[int] | None, typer.Option(help="A client's number; may be repeated; default: 0 to 4.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="File of the picture; default: profiles.png in it.")] = None,
+) -> None:
+    """Which units the data of some clients excite under a run's model, drawn pair by pair."""
+    from fedloom.report.profiles import draw_profiles
+    from fedloom.runs.profiles import profiles
+
+    found = profiles(run_dir, list(dict.fromkeys(client or range(5))))
+    if len(found) < 2:
+        raise InputError("profile compares clients: name at least two")
+    sys.stdout.write(f"picture: {draw_profiles(found, picture or run_dir / 'profiles.png')}\n")
+
+
+@app.command()
 def knowledge(
     run_dir: RunDir,
     picture: Annotated[Path | None, typer.Option(help="File of the heat map; default: knowledge.png in it.")] = None,

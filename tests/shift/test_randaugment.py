@@ -71,13 +71,13 @@ def by(name, x, strength):
     return applied(OPERATIONS[name], x, torch.full((len(x),), float(strength)))
 
 
-@pytest.mark.parametrize(("case", "change"), POINTS.items(), ids=str)
+@pytest.mark.parametrize(("case", "change"), POINTS.items(), ids=[f"{name} {by}" for name, by in POINTS])
 def test_levels_are_those_of_pillow(case, change):
     x = noise()
     assert (by(case[0], x, case[1]).int() - in_pillow(x, change).int()).abs().max() <= 1
 
 
-@pytest.mark.parametrize(("case", "change"), MOVES.items(), ids=str)
+@pytest.mark.parametrize(("case", "change"), MOVES.items(), ids=[f"{name} {by}" for name, by in MOVES])
 def test_places_are_those_of_pillow(case, change):
     x = smooth()
     apart = (by(case[0], x, case[1]).int() - in_pillow(x, change).int()).abs()

@@ -364,13 +364,18 @@ class Graphs(Reference):
 
     def _jobs(self, numbers: list[int], requests: Sequence[Request]) -> list[_Job]:
         fits = [request for number in numbers if isinstance(request := requests[number], Fit)]
-        small = self.network.macs(fits[0].tensors) < STACK_BELOW if stackable(fits[0]) else False
+        small = stackable(fits[0]) and self._forward(fits[0]) < STACK_BELOW
         if self.stack and small and len(fits) >= STACK_FROM and all(stackable(fit) for fit in fits):
             plans = [fit.plan for fit in fits]
             beats = timetable(plans)
             if wasted(plans, beats) <= 2:
                 return [_Job(numbers, fits, beats)]
         return [_Job([number], [fit]) for number, fit in zip(numbers, fits, strict=True)]
+
+    def _forward(self, fit: Fit) -> int:
+        """Forward MACs a sample of the model that a fit's last step runs through."""
+        step = fit.step[-1] if isinstance(fit.step, Sequence) else fit.step
+        return self.network.macs(step.seen(fit.tensors, fit.fixed))
 
     def _machine(self, key: tuple[object, ...], place: int, job: _Job) -> Machine:
         machines = self._machines[key] = self._machines.pop(key, [])

@@ -52,11 +52,15 @@ class Masked:
     """
 
     fill: Annotated[Literal["zero", "minus_infinity"], "what takes the place of a masked logit"] = "zero"
-    scaler: Annotated[bool, "divide outputs of cut layers by the share of units kept, in training only"] = True
+    scaler: Annotated[
+        bool | None, "divide outputs of cut layers by the share of units kept, in training only; unset: if it has norms"
+    ] = None
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """Mean and every sample's loss over the masked logits."""
-        logits = model(tensors, batch.x, scaler=self.scaler)
+        # Without norm layers behind them the divisions multiply up: 16 times a layer at a capacity of 1/16.
+        scaler = bool(model.network.norms) if self.scaler is None else self.scaler
+        logits = model(tensors, batch.x, scaler=scaler)
         masked = logits.masked_fill(~fixed["held"], 0.0 if self.fill == "zero" else -torch.inf)
         losses = F.cross_entropy(masked, batch.y, reduction="none")
         return losses.mean(), losses.detach()

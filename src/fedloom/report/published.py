@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +27,7 @@ from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_pa
 from fedloom.runs.result import Result
 from fedloom.runs.start import plain
 
-__all__ = ["list_papers", "reproduce_shown", "write_page"]
+__all__ = ["above_floor", "list_papers", "reproduce_shown", "write_page"]
 
 Found = Sequence[tuple[Cell, Result]]
 # What does not change a result, or is named elsewhere.
@@ -38,6 +39,7 @@ was measured, and in brackets the published number and the difference. `small` i
 its numbers show the machinery and rough orders, not the papers' results. Accuracies are in percent, with the standard
 deviation over seeds where there are several. A run that was stopped is shown with the round it had reached.
 """
+WELL_ABOVE = 3  # points above a floor that count as more than nothing
 
 
 def list_papers(out: Path, as_json: bool) -> None:
@@ -164,7 +166,8 @@ def _measured(published: Published, scale: str, folder: Path) -> dict[str, Any]:
                 cells.append(number | _numbers(found, row, column, measure))
     return {
         "name": published.name, "asked": published.asked, "scale": scale, "title": paper.title, "source": paper.source,
-        "note": paper.note, "differs": paper.scales[scale].differs, "changed": _changed(published, scale),
+        "note": paper.note, "floor": paper.floor, "differs": paper.scales[scale].differs,
+        "changed": _changed(published, scale),
         "seeds": len(grid.seeds),
         "runs": {
             "done": len(ended), "of": len(grid.cells()),
@@ -293,11 +296,31 @@ def _document(content: Mapping[str, Any], level: int) -> str:
         parts.append(f"Against scale `paper`: {'; '.join(content['changed'])}.")
     if content["note"]:
         parts.append(content["note"])
+    if content.get("floor"):
+        parts.append(above_floor(content))
     made = (
         f"{runs['done']} of {runs['of']} runs, {_time(runs['seconds'])} of computing; {'; '.join(content['machines'])}"
     )
     parts.append(f"Made by `fedloom reproduce {content['asked']} --scale {content['scale']}`: {made}.")
     return "\n\n".join(parts) + "\n"
+
+
+def above_floor(content: Mapping[str, Any]) -> str:
+    """Which rows are well above the floor, by the means of the first measure, among those with the floor's seeds."""
+    first = content["cells"][0]["measure"]
+    cells = {cell["row"]: cell for cell in content["cells"] if cell["measure"] == first and cell["measured"]}
+    floor = cells.pop(content["floor"], None)
+    if floor is None:
+        return f"The floor, {content['floor']}, has not been run."
+    apart = {row: fmean(cell["measured"]) - fmean(floor["measured"]) for row, cell in cells.items()
+             if cell["seeds"] == floor["seeds"]}  # fmt: skip
+    said = {row: f"{row} ({points:+.1f})" for row, points in sorted(apart.items(), key=lambda each: -each[1])}
+    above = [text for row, text in said.items() if apart[row] >= WELL_ABOVE]
+    others = [text for row, text in said.items() if apart[row] < WELL_ABOVE]
+    return (
+        f"At least {WELL_ABOVE} points above {content['floor']}, by the means: {', '.join(above) or 'none'}. "
+        f"Not: {', '.join(others) or 'none'}."
+    )
 
 
 def _time(seconds: float) -> str:

@@ -73,6 +73,7 @@ class Paper(BaseModel):
     measure: Measure = "global_accuracy"
     paper: str = ""  # the heading under which the page of results shows it; by default the first word of the name
     note: str = ""  # what a reader of the numbers should know
+    floor: str = ""  # a row that the others should be above by some points
     study: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]]
     columns: dict[str, dict[str, Any]] = {"": {}}
@@ -130,6 +131,8 @@ def _check_names(path: Path, paper: Paper) -> None:
     for scale in paper.scales:
         if scale not in SCALES:
             raise choose(f"scale in {path}", scale, SCALES)
+    if paper.floor:
+        _some(paper.rows, [paper.floor], f"floor in {path}")
     if paper.tables and paper.published:
         raise InputError(f"{path} has [published] and [[tables]]; numbers of several tables stand in theirs")
     for table in paper.shown:

@@ -50,6 +50,7 @@ class Data(Open):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     test: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's own data; None: of the test set
     public: Annotated[int, Field(ge=0)] = 0
+    public_from: str = ""  # another data set, or `clients`, who give copies; default: training images held out
     normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
     augment: str = "none"
 

@@ -21,7 +21,7 @@ import torch
 
 from fedloom.augment import augmentation_of
 from fedloom.client import Client
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, stratified
 from fedloom.data.levels import count_levels, group_levels, moments
 from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
@@ -49,10 +49,12 @@ UNLOADED = {
     "validation",
     "test",
     "public",
+    "public_from",
     "normalise",
     "augment",
 }  # settings of [data] that do not change what is loaded
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
+CONTRIBUTED = "clients"
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
 
@@ -193,7 +195,14 @@ class World:
                 f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
             )
         self.method.suits(self.network)
-        if self.method.public and not len(self.split.public):
+        if self.study.data.public_from and not self.study.data.public:
+            raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
+        if self.study.data.public_from == CONTRIBUTED and self.study.data.public > len(self.split.train.rows) // 100:
+            raise InputError(
+                f"clients give at most 1 % of their images: data.public is {self.study.data.public}, allowed: up to "
+                f"{len(self.split.train.rows) // 100}"
+            )
+        if self.method.public and not len(self.public):
             raise InputError(
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
                 "--set data.public=1000"
@@ -266,14 +275,40 @@ class World:
         capacity = float(self.columns["capacity"][client])
         return train, self.split.validation[client], self.split.test[client], capacity
 
+    @cached_property
+    def public(self) -> Samples:
+        """What the server holds: images held out, images of another data set, or copies that clients gave."""
+        data, generator = self.study.data, numpy_generator(self.study.run.seed, 0, 0, SERVER, "public")
+        rows = self.split.public
+        if data.public_from == CONTRIBUTED:
+            rows = np.sort(generator.choice(self.split.train.rows, data.public, replace=False))
+        elif data.public_from:
+            return self._foreign(data.public_from, data.public, generator)
+        return Samples(self._own_images(SERVER, rows), _rows(rows))
+
+    def _foreign(self, name: str, count: int, generator: np.random.Generator) -> Samples:
+        """So many training images of another data set, normalised like all others."""
+        other = dataset_of.__wrapped__(Data(name=name).model_dump_json(exclude=UNLOADED))
+        if (other.x.shape[1:], other.classes) != (self.dataset.x.shape[1:], self.dataset.classes):
+            raise InputError(
+                f"data.public_from: images of '{name}' are {other.x.shape[1:]} of {other.classes} classes; "
+                f"'{self.dataset.name}' has {self.dataset.x.shape[1:]} of {self.dataset.classes}"
+            )
+        if count > other.trained:
+            raise InputError(f"data.public is {count}, but '{name}' has {other.trained} training images")
+        device = self.network.device
+        x, y = (torch.from_numpy(part[: other.trained]).to(device) for part in (other.x, other.y))
+        rows = stratified(other.y[: other.trained], count, generator)
+        return Samples(Images(x, y, self.images.mean, self.images.std), _rows(rows))
+
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
-        images, task = self._own_images(SERVER, self.split.public), Task(SERVER, 0)
+        public, task = self.public, Task(SERVER, 0)
         nothing, groups = _rows(np.empty(0, np.int64)), self._tested(self.images)
         return Client(
             SERVER, task, self.study.run.seed, self.network,
-            train=Samples(images, _rows(self.split.public)), validation=Samples(images, nothing),
-            test=_joined(groups) if groups else Samples(images, nothing),
+            train=public, validation=replace(public, rows=nothing),
+            test=_joined(groups) if groups else replace(public, rows=nothing),
             groups={} if self.study.evaluate.on == "own" else groups,
         )  # fmt: skip
 
@@ -331,6 +366,7 @@ def world_of(study_json: str, split_file: Path | None = None) -> World:
         return World(study, dataset, Split.load(split_file), restored=True)
     divided = split(
         dataset, partition_of(study), study.fleet.clients,
-        validation=study.data.validation, test=study.data.test, public=study.data.public, seed=study.run.seed,
+        validation=study.data.validation, test=study.data.test,
+        public=0 if study.data.public_from else study.data.public, seed=study.run.seed,
     )  # fmt: skip
     return World(study, dataset, divided)
