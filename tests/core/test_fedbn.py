@@ -51,13 +51,13 @@ def test_norm_tensors_differ_between_clients_and_never_travel():
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Replace):
     """Starts as always, and remembers with what."""
 
     seen: list
 
     def __call__(self, client):
-        tensors = yield from Replace()(client)
+        tensors = yield from super().__call__(client)
         self.seen.append((client.task.round, client.id, {name: tensor.clone() for name, tensor in tensors.items()}))
         return tensors
 

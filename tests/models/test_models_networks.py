@@ -77,7 +77,9 @@ def test_trains_on_the_embedded_digits_size(name: str) -> None:
 
 
 def test_these_are_all_there_are() -> None:
-    assert {name for name, entry in entries("model").items() if entry.path.startswith("fedloom.models.")} == set(NAMES)
+    searched = {"darts", "darts_search", "narrowed"}  # tried with the searches that make them
+    ours = {name for name, entry in entries("model").items() if entry.path.startswith("fedloom.models.")}
+    assert ours - searched == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
