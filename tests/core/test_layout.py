@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.bench.engine import Workload, fits_of
+from fedloom.engine.reference import Reference
 from fedloom.errors import InputError
 from fedloom.network import Network
 from fedloom.runs.start import resume, run
@@ -57,6 +59,15 @@ def test_layouts_agree(tmp_path):
         result = run("fedavg", model="lenet5_bn", rounds=1, clients=2, out=tmp_path, engine="local", set=changes)
         ends[name] = result.metrics["train_loss"].tolist()
     assert ends["contiguous"] == pytest.approx(ends["channels_last"], abs=1e-9)
+
+
+def test_what_leaves_a_fit_is_laid_out_as_ever():
+    """Also kernels of one channel, whose strides differ though they count as contiguous."""
+    network, (fit,) = fits_of(Workload("", "lenet5", (1, 28, 28), (1.0,), 4, 1), "cpu")
+    network.channels_last = True
+    (fitted,) = Reference(network).solve([fit])
+    for name, tensor in fitted.tensors.items():
+        assert tensor.stride() == torch.empty(tensor.shape).stride(), name
 
 
 def test_not_for_a_gpu():

@@ -97,17 +97,20 @@ class Reference:
         # Looked at once, after the last step: nothing in the loop waits for the device.
         all_losses, first = torch.cat(losses).double(), torch.cat(losses[: plan.epoch]).double()
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
-        # What leaves the trainer is laid out as ever: sums over it give the same bits wherever it travelled.
-        done = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        # What leaves the trainer is laid out as ever: it gives the same bits wherever it travelled.
+        done = {
+            name: self._copied(tensor.detach(), torch.contiguous_format) if tensor.ndim == 4 else tensor.detach()
+            for name, tensor in tensors.items()
+        }
         seconds = perf_counter() - start
         return Fitted(
             done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds, self._memory(fit)
         )
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        """A copy of its own, kernels in the network's layout (of one channel, `contiguous` would leave them alone)."""
+    def _copied(self, tensor: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+        """A copy, kernels turned to this layout (`contiguous` would leave those of one channel as they are)."""
         turned = self.network.channels_last and tensor.ndim == 4
-        return tensor.clone(memory_format=torch.channels_last if turned else torch.preserve_format)
+        return tensor.clone(memory_format=layout if turned else torch.preserve_format)
 
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
