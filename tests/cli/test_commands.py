@@ -143,8 +143,10 @@ def test_partition_draws_and_exports(command, tmp_path):
     ended = command("partition", "digits", "--partition", "classes:2", "--clients", 5, "--export", "parts")
     assert ended.code == 0, ended.err
     assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
-    files = sorted((tmp_path / "parts").iterdir())
+    files = sorted((tmp_path / "parts").glob("client_*"))
     assert [path.name for path in files] == [f"client_{number}.npz" for number in range(5)]
+    with np.load(tmp_path / "parts" / "test.npz", allow_pickle=False) as file:  # for the server
+        assert len(file["y_train"]) == 359
     labels, seen = [], 0
     for path in files:
         with np.load(path, allow_pickle=False) as file:

@@ -24,19 +24,25 @@ from tests.contract.study import AFRESH, final, rows, run, study_of
 OWN_METHOD = "examples.mymethod:MyMethod"  # written outside the package, in 20 lines
 METHODS = [*sorted(entries("method")), OWN_METHOD]
 every_method = pytest.mark.parametrize("method", METHODS)
-# Of Ray, methods of every kind in the ordinary suite: plain, with state, with cuts, with scores; all in the slow one.
-ON_RAY = {"fedavg", "scaffold", "feddse", "fedrkd", OWN_METHOD}
+# Methods of every kind: plain, with state, with cuts and scores, without a server. They run on every engine in the
+# ordinary suite; the others there on one engine a test, and on all in the slow one.
+KINDS = {"fedavg", "scaffold", "feddse", "fedrkd", OWN_METHOD}
 
 
-def every(*engines, methods=METHODS):
-    """Every method on every engine."""
+def every(*engines, methods=METHODS, whole="local"):
+    """Every method on every engine; on the `whole` one also in the ordinary suite."""
     cases = [(method, engine) for engine in engines for method in methods]
-    slow = {True: [pytest.mark.slow], False: []}
-    marks = {
-        case: [pytest.mark.xdist_group("ray"), *slow[case[0] not in ON_RAY]] if case[1] == "ray" else []
-        for case in cases
-    }
-    return pytest.mark.parametrize(("method", "engine"), [pytest.param(*case, marks=marks[case]) for case in cases])
+    return pytest.mark.parametrize(
+        ("method", "engine"),
+        [
+            pytest.param(
+                method, engine,
+                marks=[*([pytest.mark.xdist_group("ray")] if engine == "ray" else []),
+                       *([] if engine == whole or method in KINDS else [pytest.mark.slow])],
+            )
+            for method, engine in cases
+        ],
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +82,7 @@ def test_shapes_and_types_stay_and_something_is_learned(method, finished):
     assert losses[-1] < (log(10) if method in AFRESH else losses[0])
 
 
-@every("processes", "ray")
+@every("processes", "ray", whole="processes")
 def test_engines_agree_bit_for_bit(method, engine, finished, tmp_path):
     other = run(method, tmp_path, engine)
     assert other.summary["engine"] == engine
