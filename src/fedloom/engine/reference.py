@@ -141,13 +141,8 @@ class Reference:
         if not len(measure.samples):
             raise ClientError("there are no samples to measure on")
         model = self._training if measure.what.training else self._still
-        # Training mode writes running statistics; a measure leaves its tensors alone.
-        written = self.network.buffers if measure.what.training else frozenset()
-        turned = self.network.channels_last
-        tensors = {
-            name: self._copied(tensor) if name in written or (turned and tensor.ndim == 4) else tensor
-            for name, tensor in measure.tensors.items()
-        }
+        # Copied: training mode writes running statistics, and a measure leaves its tensors alone.
+        tensors = {name: self._copied(tensor) for name, tensor in measure.tensors.items()}
         sums: Tensors = {}
         with seeded(0, self.network.device):  # dropout in training mode
             for rows in batches_of(measure.samples.rows, measure.batch_size):
