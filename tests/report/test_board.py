@@ -104,3 +104,18 @@ def test_the_page_follows_a_run(page, some, width):
         (folder / "metrics.jsonl").write_text("".join(lines))
         card.get_by_text("round 3 of 3").wait_for(timeout=10_000)
         assert view.locator("#now").inner_text().startswith("live")
+
+
+def test_it_shows_who_takes_part_in_a_deployment(some):
+    folder = next(path.parent for path in some.rglob("study.json"))
+    clients = [
+        {"name": "kitchen", "number": 0, "state": "connected", "reason": "", "joined": 1.0, "reports": 3, "failures": 0,
+         "last": "work of round 3", "last_seen": 1.7e9, "received_bytes": 2_500_000, "sent_bytes": 1_000},
+        {"name": "<b>attic</b>", "number": 1, "state": "absent", "reason": "", "joined": 0.0, "reports": 0, "failures": 0,
+         "last": "", "last_seen": 0.0, "received_bytes": 0, "sent_bytes": 0},
+    ]  # fmt: skip
+    (folder / "status.json").write_text(json.dumps({"updated": 1.7e9, "round": 3, "clients": clients}))
+    text = Board([some]).live()
+    for word in ("kitchen", "connected", "2.5 MB", "work of round 3", "never", "&lt;b&gt;attic"):
+        assert word in text
+    assert text.count("kitchen") == 1, "the others are simulations"

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
+from time import localtime, strftime
 from typing import Any
 
 from fedloom.errors import FedloomError, InputError
@@ -23,6 +24,7 @@ from fedloom.runs.store import Store
 
 __all__ = ["Board", "serve", "show_board"]
 
+STATUS = "status.json"  # what a deployment says of its clients, beside the run's other files
 STATES = ("running", "failed", "stopped", "finished")  # in the order in which they are shown
 
 
@@ -95,8 +97,22 @@ def _card(run: Run, label: str, number: int) -> dict[str, Any]:
     return {
         "label": label, "seed": run.seed, "folder": str(run.store.folder), "number": number, "state": state,
         "done": done, "rounds": rounds, "share": 100 * done / rounds, "left": _time(left), "numbers": numbers,
-        "failure": run.failure, "trouble": int(numbers["failed tasks"]) > 0,
+        "failure": run.failure, "trouble": int(numbers["failed tasks"]) > 0, "members": _members(run.store),
     }  # fmt: skip
+
+
+def _members(store: Store) -> list[dict[str, str]]:
+    """Who takes part in a deployment: state, when last seen, what they sent; nobody in a simulation."""
+    status = store.read(STATUS) or {}
+    return [
+        {
+            "name": str(each["name"]), "state": str(each["state"]), "why": str(each.get("reason") or ""),
+            "seen": strftime("%H:%M:%S", localtime(each["last_seen"])) if each.get("last_seen") else "never",
+            "sent": quantity(each["received_bytes"], "B"), "got": quantity(each["sent_bytes"], "B"), "reports": str(each.get("reports", 0)),
+            "last": str(each.get("last") or ""),
+        }
+        for each in status.get("clients", [])
+    ]  # fmt: skip
 
 
 def _time(seconds: float | None) -> str:
