@@ -111,8 +111,8 @@ def test_it_shows_who_takes_part_in_a_deployment(some):
     clients = [
         {"name": "kitchen", "number": 0, "state": "connected", "reason": "", "joined": 1.0, "reports": 3, "failures": 0,
          "last": "work of round 3", "last_seen": 1.7e9, "received_bytes": 2_500_000, "sent_bytes": 1_000},
-        {"name": "<b>attic</b>", "number": 1, "state": "absent", "reason": "", "joined": 0.0, "reports": 0, "failures": 0,
-         "last": "", "last_seen": 0.0, "received_bytes": 0, "sent_bytes": 0},
+        {"name": "<b>attic</b>", "number": 1, "state": "absent", "reason": "", "joined": 0.0, "reports": 0,
+         "failures": 0, "last": "", "last_seen": 0.0, "received_bytes": 0, "sent_bytes": 0},
     ]  # fmt: skip
     (folder / "status.json").write_text(json.dumps({"updated": 1.7e9, "round": 3, "clients": clients}))
     text = Board([some]).live()

@@ -108,7 +108,8 @@ def _members(store: Store) -> list[dict[str, str]]:
         {
             "name": str(each["name"]), "state": str(each["state"]), "why": str(each.get("reason") or ""),
             "seen": strftime("%H:%M:%S", localtime(each["last_seen"])) if each.get("last_seen") else "never",
-            "sent": quantity(each["received_bytes"], "B"), "got": quantity(each["sent_bytes"], "B"), "reports": str(each.get("reports", 0)),
+            "sent": quantity(each["received_bytes"], "B"), "got": quantity(each["sent_bytes"], "B"),
+            "reports": str(each.get("reports", 0)),
             "last": str(each.get("last") or ""),
         }
         for each in status.get("clients", [])
