@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedloom.engine.processes import end_with
 from fedloom.errors import FedloomError, InputError, Interrupted, RunError
 from fedloom.runs.experiment import Watch
@@ -112,6 +114,8 @@ def _serve(go: Go, pipe: Connection, parent: int) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    # The parent's pool of threads did not survive the fork; an operation that waited for it would wait for ever.
+    torch.set_num_threads(1)
     try:
         go(lambda row: pipe.send(("round", dict(row))))
         pipe.send(("done", ""))
