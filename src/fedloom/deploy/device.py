@@ -142,7 +142,7 @@ class Device:
             return {"refuses": str(error)}
         except (KeyError, TypeError, ValueError) as error:
             return {"refuses": f"the study cannot be understood here: {type(error).__name__}: {error}"}
-        self._enter(body)
+        self._disk = self._enter(body)
         return {}
 
     def _folder(self, run: object) -> Path:
@@ -168,10 +168,11 @@ class Device:
         world.method.suits(world.network)
         return world
 
-    def _enter(self, body: dict[str, Any]) -> None:
+    def _enter(self, body: dict[str, Any]) -> Disk:
         self._run, self._client = body["run"], int(body["client"])
-        self._disk = Disk(self._folder(self._run), self.device)
-        self._disk.take(self._client)
+        disk = Disk(self._folder(self._run), self.device)
+        disk.take(self._client)
+        return disk
 
     def _ready(self, run: str) -> tuple[DeviceWorld, Disk]:
         """What belongs to this run; a new process finds on the disk what the last one was told."""
@@ -181,9 +182,7 @@ class Device:
                 raise InputError(f"'{self.name}' was not told what this run is about")
             body = json.loads(path.read_text())
             self._world = self._make(body)
-            self._enter(body)
-        assert self._world is not None
-        assert self._disk is not None
+            self._disk = self._enter(body)
         return self._world, self._disk
 
     def _perform(self, body: dict[str, Any]) -> Outcome:

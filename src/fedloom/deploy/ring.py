@@ -29,14 +29,14 @@ from fedloom.deploy.engine import GRACE, PATIENCE, Flower
 from fedloom.deploy.folder import settings
 from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Roster
-from fedloom.deploy.serve import DEPLOYMENT, STATUS, Deployment, Meeting, Say, columns_of, fix, gather
+from fedloom.deploy.serve import DEPLOYMENT, Deployment, Meeting, Say, columns_of, fix, gather
 from fedloom.deploy.worlds import ServerWorld, server_data, told
 from fedloom.engine.worker import arrived
 from fedloom.errors import InputError, Interrupted
 from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.start import plain
-from fedloom.runs.store import Store
+from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study, method_of, read, resolve
 from fedloom.types import NEVER, Moment, Named, Outcome, Report, Server, Task, Tensors
 
@@ -86,6 +86,8 @@ class Circle(Roster):
 class Ring(Flower):
     """The engine of whoever leads: peers do the work, and fetch from each other what they need for it."""
 
+    roster: Circle
+
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks; reports in them are empty, since models stay where they are."""
         with ThreadPoolExecutor(64) as pool:
@@ -93,7 +95,6 @@ class Ring(Flower):
 
     def _call(self, task: Task) -> Outcome:
         roster, member = self.roster, self.roster.members[task.client]
-        assert isinstance(roster, Circle)
         roster.peer.still_leads()
         roster.round = task.round
         if member.state != "connected" or not member.ready:

@@ -25,15 +25,15 @@ from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
 from fedloom.runs.start import plain
-from fedloom.runs.store import Store
+from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study, method_of, read, resolve
 
 __all__ = [
-    "DEPLOYMENT", "STATUS", "Deployment", "Meeting", "Say", "columns_of", "conduct", "fix", "gather", "rounds_of",
+    "DEPLOYMENT", "Deployment", "Meeting", "Say", "columns_of", "conduct", "fix", "gather", "rounds_of",
     "serve",
 ]  # fmt: skip
 
-DEPLOYMENT, STATUS = "deployment.json", "status.json"
+DEPLOYMENT = "deployment.json"
 Say = Callable[[str], None]
 
 

@@ -181,10 +181,10 @@ class Gauge:
 
     def ready(self, measure: Measure) -> bool:
         """Whether all its batch sizes are captured, or worth it now."""
-        sizes = {len(rows) for rows in batches_of(measure.samples.rows, measure.batch_size)}
-        for size in sizes - self.graphs.keys():
+        new = {len(rows) for rows in batches_of(measure.samples.rows, measure.batch_size)} - self.graphs.keys()
+        for size in new:
             self.seen[size] = self.seen.get(size, 0) + 1
-        return all(size in self.graphs or self.seen[size] > 2 for size in sizes) and len(self.graphs) < GRAPHS_KEPT
+        return all(self.seen[size] > 2 for size in new) and len(self.graphs) + len(new) <= GRAPHS_KEPT
 
     @torch.no_grad()
     def read(self, measure: Measure) -> Tensors:

@@ -20,11 +20,10 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.report.gather import Group, Run, folders_in, groups_of, read_runs
 from fedloom.report.svg import Series, lines
 from fedloom.report.tables import percent, quantity
-from fedloom.runs.store import Store
+from fedloom.runs.store import STATUS, Store
 
 __all__ = ["Board", "serve", "show_board"]
 
-STATUS = "status.json"  # what a deployment says of its clients, beside the run's other files
 STATES = ("running", "failed", "stopped", "finished")  # in the order in which they are shown
 
 

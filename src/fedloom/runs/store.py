@@ -31,6 +31,7 @@ from fedloom.types import NEVER, Moment, Server, Tensors
 __all__ = ["FAILURE", "Store"]
 
 MANIFEST = "checkpoint.json"
+STATUS = "status.json"  # who takes part, and what they did, in a run with real clients
 FAILURE = "failure.json"  # why the last attempt to go on ended, if it failed
 LINES = ("metrics", "clients")
 
