@@ -253,7 +253,7 @@ def profile(
     picture: Annotated[Path | None, typer.Option(help="File of the picture; default: profiles.png in it.")] = None,
 ) -> None:
     """Which units the data of some clients excite under a run's model, drawn pair by pair."""
-    from fedloom.report.profiles import draw_profiles
+    from fedloom.report.plots import draw_profiles
     from fedloom.runs.profiles import profiles
 
     found = profiles(run_dir, list(dict.fromkeys(client or range(5))))

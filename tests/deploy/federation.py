@@ -27,6 +27,19 @@ from fedloom.deploy.folder import init
 torch.set_num_threads(1)
 ALONE = threading.RLock()
 
+# Run before a client's own code: it works for so long in a round, and says when it begins.
+SLEEPY = """
+import time
+from fedloom.deploy.device import Device
+answer = Device.answer
+def slow(self, kind, body):
+    if kind == "work" and body["task"].round == {round}:
+        print("working", flush=True)
+        time.sleep({seconds})
+    return answer(self, kind, body)
+Device.answer = slow
+"""
+
 
 def one_at_a_time(function: Any) -> Any:
     def alone(*given: Any) -> Any:

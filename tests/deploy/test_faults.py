@@ -13,7 +13,7 @@ import torch
 from fedloom.deploy.folder import init
 from fedloom.encoding import Sparse
 from fedloom.errors import InputError
-from tests.deploy.federation import Federation, free_port, simulated, tensors_of, together
+from tests.deploy.federation import SLEEPY, Federation, free_port, simulated, tensors_of, together
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("flwr")
@@ -236,19 +236,6 @@ def test_code_from_elsewhere_is_refused_unless_allowed(tmp_path):
     allowed(sections, ["os:system"])
     with pytest.raises(InputError, match=r"'a\.b:C'"):
         allowed({"method": {"name": "fedavg", "inner": [{"score": "a.b:C"}]}}, [])
-
-
-SLEEPY = """
-import time
-from fedloom.deploy.device import Device
-answer = Device.answer
-def slow(self, kind, body):
-    if kind == "work" and body["task"].round == {round}:
-        print("working", flush=True)
-        time.sleep({seconds})
-    return answer(self, kind, body)
-Device.answer = slow
-"""
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fedloom.runs.result import Result
 from fedloom.runs.store import Store
 from fedloom.types import Report
 from tests.contract.study import rows
-from tests.deploy.federation import Federation, free_port, peers, simulated
+from tests.deploy.federation import SLEEPY, Federation, free_port, peers, simulated
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("flwr")
@@ -106,19 +106,6 @@ def test_strangers_stay_out_and_neighbours_are_who_they_say(tmp_path):
     finally:
         for each in (one, two, wrong_authority, not_a_peer, liar):
             each.close()
-
-
-SLEEPY = """
-import time
-from fedloom.deploy.device import Device
-answer = Device.answer
-def slow(self, kind, body):
-    if kind == "work" and body["task"].round == {round}:
-        print("working", flush=True)
-        time.sleep({seconds})
-    return answer(self, kind, body)
-Device.answer = slow
-"""
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import fedloom
 from fedloom.errors import InputError
-from fedloom.report.profiles import draw_profiles
+from fedloom.report.plots import draw_profiles
 from fedloom.runs.profiles import profiles
 from fedloom.runs.world import world_of
 from fedloom.types import Task

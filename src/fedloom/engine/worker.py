@@ -121,6 +121,7 @@ class _Job:
         task = self.task
         sent = self.report.tensors.values() if self.report else ()
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
+        # A report may hold anything (the fleet refuses nonsense later); what is no tensor has no elements.
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,

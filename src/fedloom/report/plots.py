@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +12,24 @@ import numpy as np
 
 if TYPE_CHECKING:
     from fedloom.runs.knowledge import Knowledge
+    from fedloom.runs.profiles import Profiles
     from fedloom.runs.result import Result
 
-__all__ = ["curves", "heat_map", "progress", "spent"]
+__all__ = ["curves", "draw_profiles", "heat_map", "overlap", "progress", "spent"]
+
+GROUPS = 6  # of a profile, drawn at most; a deep network's are taken evenly
 
 
 @contextmanager
-def _figure(path: Path, panels: int, size: tuple[float, float], **shared: Any) -> Iterator[Any]:
-    """A row of panels, written to a file at the end."""
+def _figure(path: Path, panels: int, size: tuple[float, float], rows: int = 1, **shared: Any) -> Iterator[Any]:
+    """Rows of panels, written to a file at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained", squeeze=False, **shared)
-    yield figure, axes[0]
+    figure, axes = pyplot.subplots(rows, panels, figsize=size, layout="constrained", squeeze=False, **shared)
+    yield figure, axes
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -50,7 +54,7 @@ def _decades(axis: Any) -> None:
 
 def curves(results: Sequence[Result], path: Path) -> Path:
     """Accuracy over rounds: the global model's beside the mean of the clients' own."""
-    with _figure(path, 2, (9, 3.4), sharey=True) as (figure, axes):
+    with _figure(path, 2, (9, 3.4), sharey=True) as (figure, (axes,)):
         for axis, key, title in zip(
             axes,
             ("global_accuracy", "local_accuracy"),
@@ -98,7 +102,7 @@ def progress(groups: Mapping[str, Sequence[Result]], path: Path) -> Path:
     A round of one method may be several times the work of a round of another: the three panels say what it is worth.
     """
     measured = {label: [spent(result) for result in results] for label, results in groups.items()}
-    with _figure(path, 3, (12, 3.8), sharey=True) as (figure, axes):
+    with _figure(path, 3, (12, 3.8), sharey=True) as (figure, (axes,)):
         for axis, key, title in zip(
             axes,
             ("rounds", "local epochs", "MB"),
@@ -132,7 +136,7 @@ def heat_map(known: Knowledge, path: Path) -> Path:
     width = max(7.0, cell * (count + classes) + 3.2)
     with _figure(path, 2, (width, max(2.8, cell * count + 1.6)), gridspec_kw={"width_ratios": [count, classes]}) as (
         figure,
-        axes,
+        (axes,),
     ):
         for axis, table, names, title in (
             (axes[0], known.peers, [str(n + 1) for n in range(count)], "test part of participant"),
@@ -152,4 +156,43 @@ def heat_map(known: Knowledge, path: Path) -> Path:
         axes[0].set_ylabel("model of participant")
         figure.colorbar(image, ax=list(axes), label="right answers, %", fraction=0.04, pad=0.01)
         figure.suptitle(f"{known.method}: own data {known.own:.1%}, others' data {known.others:.1%}", fontsize=11)
+    return path
+
+
+def overlap(one: np.ndarray, other: np.ndarray) -> float:
+    """How alike two profiles are: the correlation of the units' activations; NaN where one does not vary.
+
+    >>> round(overlap(np.array([0.0, 1.0, 2.0]), np.array([0.0, 2.0, 4.0])), 6)
+    1.0
+    """
+    if one.std() == 0 or other.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def draw_profiles(found: Profiles, path: Path) -> Path:
+    """One row a pair of clients, one column a group of units."""
+    names = list(next(iter(found.values())))
+    groups = [names[int(at)] for at in np.unique(np.linspace(0, len(names) - 1, min(GROUPS, len(names))).round())]
+    pairs = list(combinations(found, 2))
+    size = 3.4 * len(groups), 1.5 * len(pairs) + 0.6
+    with _figure(path, len(groups), size, len(pairs), sharex="col") as (figure, axes):
+        for row, pair in zip(axes, pairs, strict=True):
+            for axis, group in zip(row, groups, strict=True):
+                lines = [found[client][group] for client in pair]
+                for client, line, colour in zip(pair, lines, ("tab:blue", "tab:orange"), strict=True):
+                    axis.plot(line, label=f"client {client}", linewidth=1.2, color=colour)
+                axis.text(
+                    0.99, 0.95, f"r = {overlap(*lines):.2f}", transform=axis.transAxes, ha="right", va="top", size=8
+                )
+                axis.spines[["top", "right"]].set_visible(False)
+                axis.tick_params(labelsize=7)
+            row[0].set_ylabel(f"{pair[0]} and {pair[1]}", size=9)
+        for axis, group in zip(axes[0], groups, strict=True):
+            axis.set_title(f"{group} ({len(next(iter(found.values()))[group])} units)", size=9)
+        for axis in axes[-1]:
+            axis.set_xlabel("unit", size=8)
+        lines, labels = axes[0][0].get_lines(), ["first client", "second client"]
+        figure.legend(handles=lines, labels=labels, loc="outside lower right", ncols=2, frameon=False, fontsize=8)
+        figure.supylabel("mean activation", size=9)
     return path

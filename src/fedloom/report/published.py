@@ -130,7 +130,10 @@ def reproduce_shown(
         lines = {
             row: [result for cell, result in ran.done if (cell.row, cell.column) == (row, column)] for row in grid.rows
         }
-        progress({row: results for row, results in lines.items() if results}, folder / f"curves{plain(column)}.png")
+        progress(
+            {row: results for row, results in lines.items() if results},
+            folder / plain(f"curves {column}".strip() + ".png"),
+        )
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
