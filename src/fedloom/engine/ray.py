@@ -405,9 +405,11 @@ class Ray:
                         pulled += 1
                         self._place(following, reduction is not None)
                 live = self._live()
-                for slot in sorted(live, key=lambda each: len(each.batches)):
-                    while len(slot.batches) < AHEAD and (batch := self._batch(slot, len(live))):
-                        flying[self._send(slot, batch, reduction)] = slot, batch
+                while wanting := [each for each in live if len(each.batches) < AHEAD and (each.bound or self._loose)]:
+                    # By tasks, not by batches: who waits with long batches must not take what others could do sooner.
+                    slot = min(wanting, key=lambda each: sum(map(len, each.batches)))
+                    batch = self._batch(slot, len(live))
+                    flying[self._send(slot, batch, reduction)] = slot, batch
                 if number == pulled and not more:
                     self.deaths = 0
                     return
@@ -439,8 +441,6 @@ class Ray:
     def _batch(self, slot: _Slot, workers: int) -> list[Numbered]:
         """The next tasks of a worker: its own first, then its share of those that anybody can do."""
         queue = slot.bound or self._loose
-        if not queue:
-            return []
         # Late batches are small, so that nobody is left with many of them; a trainer of many wants them together.
         together = self.place.trainer.window > 1 or queue is slot.bound
         share = ceil(len(queue) / (1 if queue is slot.bound else workers if together else 2 * workers))
