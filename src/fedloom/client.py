@@ -39,6 +39,7 @@ class Client:
     capacity: float = 1.0
     state: dict[str, Any] = field(default_factory=dict)
     groups: Mapping[str, Samples] = field(default_factory=dict)  # the test part by group, where all test on all groups
+    public: Samples | None = None  # images that all have, where the method wants that
 
     @property
     def samples(self) -> int:
@@ -83,6 +84,12 @@ class Client:
         missing = names - kept.keys()
         first = self.network.initial(self.seed) if missing else {}
         return {name: first[name] if name in missing else kept[name] for name in sorted(names)}
+
+    @property
+    def whole(self) -> Tensors:
+        """Its own version of the whole model, in the network's order."""
+        own = self.own(frozenset(self.network.names))
+        return {name: own[name] for name in self.network.names}
 
     def keep(self, tensors: Tensors, where: Where | None = None) -> None:
         """Propose its own version of these tensors, put back to full size where they were cut."""

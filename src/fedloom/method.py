@@ -49,6 +49,10 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
+    open: ClassVar[bool] = False  # whether clients need them too
+
+    mixes: ClassVar[bool] = False  # whether clients may have different models
+
     trainers: ClassVar[tuple[str, ...]] = ("reference", "stacked", "graphs")  # by which its fits can really be done
 
     validates: ClassVar[bool] = False  # whether clients decide by their validation data

@@ -91,6 +91,7 @@ class Task:
     accepted: Moment = NEVER  # the client's last accepted moment: the version of its state that counts
     method: Named = field(default_factory=lambda: Named(""))
     model: Named = field(default_factory=lambda: Named(""))
+    kind: int = 0  # the place of the client's model in the study's list
     base: Mapping[str, Tensors] | None = None  # parts that the round's tasks share; an engine makes `tensors` of it
 
 
@@ -146,6 +147,10 @@ class Server:
     def next(self, tensors: Tensors) -> Server:
         """The server one round later."""
         return replace(self, round=self.round + 1, tensors=tensors)
+
+    def of(self, kind: int) -> Server:
+        """The server as clients with this model of the list see it: with its tensors of that model."""
+        return replace(self, tensors=self.memory["models"][kind - 1]) if kind else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +259,7 @@ class Fit:
     step: Step | Sequence[Step]
     plan: Plan
     fixed: Fixed = field(default_factory=dict)
+    kind: int = 0  # which of the study's models it is; a client's requests are about its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,6 +300,7 @@ class Measure:
     what: Reading
     samples: Samples
     batch_size: int = 500
+    kind: int = 0
 
 
 Request = Fit | Measure

@@ -33,7 +33,7 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--select", "unifrom"], ["select 'unifrom'", "Did you mean 'uniform'?"]),
     (["run", "fedavg", "--share", "nothing"], ["share 'nothing'", "fedbn"]),
     (["run", "fedavg", "--fleet", "hihg"], ["fleet 'hihg'", "Did you mean 'high'?"]),
-    (["run", "fedavg", "--fleet", "low"], ["fedavg sends whole models", "10 of 10 devices", "exclude", "ignore"]),
+    (["run", "fedavg", "--fleet", "low"], ["fedavg trains whole models", "10 of 10 devices", "exclude", "ignore"]),
     (["run", "fedavg", "--partition", "dirichlet:x"], ["'dirichlet:x'", "alpha must be a number", "got 'x'"]),
     (["run", "fedavg", "--partition", "clases:2"], ["partition 'clases'", "Did you mean 'classes'?"]),
     (["run", "fedavg", "--partition", "classes:11"], ["per_client", "at most the 10 classes", "got 11"]),

@@ -366,7 +366,7 @@ def test_methods_that_do_not_suit_the_fleet_are_named_and_left_out(command):
     words = [*SMALL, "--rounds", 1, "--fleet", "low", "--seeds", 2]
     ended = command("compare", "fedavg", "heterofl", *words, "--json")
     assert ended.code == 0, ended.err
-    assert "not in the table: fedavg sends whole models" in ended.err
+    assert "not in the table: fedavg trains whole models" in ended.err
     assert ended.last["methods"]["fedavg"] == {}
     assert len(ended.last["methods"]["heterofl"]["global_accuracy"]) == 2
     assert ended.last["left_out"].keys() == {"fedavg"}

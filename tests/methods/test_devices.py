@@ -101,7 +101,7 @@ def test_a_round_waits_for_the_first_who_comes(tmp_path):
 
 
 def test_weak_devices_are_refused_unless_told(tmp_path):
-    with pytest.raises(InputError, match=r"fedavg sends whole models, but 4 of 5 devices.*exclude.*ignore"):
+    with pytest.raises(InputError, match=r"fedavg trains whole models, but 4 of 5 devices.*exclude.*ignore"):
         run("fedavg", tmp_path, fleet={"name": "high", "clients": 5})
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from fedloom.policies.powd import PowerOfChoice
 from fedloom.policies.select import BySize, RoundRobin, drawn
 from fedloom.policies.tifl import TiFL
 from fedloom.registry import find
-from fedloom.types import Train
+from fedloom.types import Server, Train
 from tests.selection.fleets import NAN, RULES, anyone, choices, fleet_of, near
 
 every_rule = pytest.mark.parametrize("name", RULES)
@@ -161,8 +161,7 @@ def test_powd_asks_its_candidates_and_nobody_else(monkeypatch):
                 yield SimpleNamespace(client=task.client, numbers={"loss": float(task.client)})
 
     monkeypatch.setattr(fleet, "ask", ask)
-    server = SimpleNamespace(memory={}, tensors={})
-    chosen = PowerOfChoice(0.34, candidates=2.0, samples=8)(fleet, server).tolist()
+    chosen = PowerOfChoice(0.34, candidates=2.0, samples=8)(fleet, Server(0, {}, None)).tolist()
     candidates = [client for _, client, _ in asked]
     assert len(candidates) == 4
     assert candidates == sorted(candidates)

@@ -102,6 +102,10 @@ def _study(path: Path, clients: int) -> Study:
     method = method_of(study)
     if method.pooled:
         raise InputError(f"{study.method.name} needs the data of all clients in one place; it cannot be deployed")
+    if method.open:
+        raise InputError(f"{study.method.name} needs public images at every client; it cannot be deployed")
+    if study.model.others:
+        raise InputError(f"[model] names {study.model.label}; real clients have no list of models yet: name one")
     if study.evaluate.on != "own":
         raise InputError(
             f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
@@ -273,7 +277,7 @@ class Meeting:
             member.state, member.reason = "refused", f"'{member.name}' holds other images or classes than the others"
         elif weak:
             member.state = "refused"
-            member.reason = f"{self.study.method.name} sends whole models, which '{member.name}' cannot train"
+            member.reason = f"{self.study.method.name} trains whole models, which '{member.name}' cannot train"
 
     def _body(self, member: Member) -> dict[str, Any]:
         fixed = self.fixed

@@ -35,7 +35,8 @@ from fedloom.engine import memory
 from fedloom.engine.local import peak_memory, solve
 from fedloom.engine.worker import Workplace, perform
 from fedloom.errors import FedloomError, InputError, RoundLost, RunError
-from fedloom.fleet.fleet import Reduction, nonsense
+from fedloom.fleet.fleet import Reduction
+from fedloom.fleet.nonsense import nonsense
 from fedloom.registry import register
 from fedloom.types import Failure, Moment, Outcome, Report, Server, Task, Tensors
 

@@ -79,7 +79,8 @@ class _Job:
         try:
             asked = self._next(answers)
             self.single = not isinstance(asked, tuple)
-            self.requests = (asked,) if self.single else asked
+            each = (asked,) if self.single else asked
+            self.requests = tuple(replace(request, kind=self.task.kind) for request in each)
         except StopIteration as stop:
             self.requests, self.report, self.peak = None, stop.value, memory.peak()
         except Exception as error:  # noqa: BLE001 (a client's failure is a value)

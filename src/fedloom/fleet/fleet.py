@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.client import Client
-from fedloom.encoding import dense
 from fedloom.errors import RunError
 from fedloom.fleet.clock import seconds_of
+from fedloom.fleet.nonsense import nonsense
 from fedloom.fleet.traces import presence
 from fedloom.network import Network
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -28,7 +27,7 @@ from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server
 if TYPE_CHECKING:
     from fedloom.policies.merge import Joined, Merge
 
-__all__ = ["Engine", "Fleet", "Keeper", "Reduction", "nonsense"]
+__all__ = ["Engine", "Fleet", "Keeper", "Reduction"]
 
 
 LEARNED = {"loss", "squared_loss", "seconds"}  # what the server remembers of a client's last report
@@ -94,7 +93,8 @@ class Fleet:
         home: Client,
         *,
         seed: int,
-        names: tuple[Named, Named],
+        names: Sequence[Named],
+        others: Sequence[Network] = (),
         quorum: float = 0.5,
         deadline: float | None = None,
         shown: Callable[[Server], Tensors] = lambda server: server.tensors,
@@ -103,9 +103,9 @@ class Fleet:
         self.size = len(self.columns["samples"])
         last = dict(zip(("round", "stage", "asked"), (*NEVER, NEVER[0]), strict=True)) | dict.fromkeys(LEARNED, np.nan)
         self.columns |= {name: np.full(self.size, value) for name, value in last.items()}
-        self.engine, self.network, self.home, self.seed = engine, network, home, seed
+        self.engine, self.networks, self.home, self.seed = engine, (network, *others), home, seed
         self.quorum, self.deadline, self.shown = quorum, deadline, shown
-        self.method, self.model = names
+        self.method, *self.models = names
         self.begin(0, Train())
 
     def begin(self, round: int, train: Train, now: float = 0.0) -> None:
@@ -156,6 +156,17 @@ class Fleet:
             return self._news[client][0]
         return int(self.columns["round"][client]), int(self.columns["stage"][client])
 
+    def kind(self, client: int) -> int:
+        """The place of the client's model in the study's list."""
+        return int(self.columns["kind"][client]) if "kind" in self.columns else 0
+
+    def show(
+        self, server: Server, clients: Iterable[int], numbers: Mapping[str, float] | None = None
+    ) -> Iterator[Task]:
+        """Tasks that show clients the server's model, everyone the one of its kind, to be asked about."""
+        parts = [{"model": self.shown(server.of(kind))} for kind in range(len(self.networks))]
+        return (self.task(client, parts[self.kind(client)], numbers=numbers) for client in clients)
+
     def task(
         self,
         client: int,
@@ -168,16 +179,20 @@ class Fleet:
         copies: int = 1,
     ) -> Task:
         """A task for a client in this round; `parts` are shared by the round's tasks and cut to `where` on the way."""
+        kind = self.kind(client)
         return Task(
             int(client), self.round, self.stage, where=where, only=only, numbers=numbers or {}, inbox=inbox or {},
-            copies=copies, train=self.train, accepted=self.accepted(client), method=self.method, model=self.model,
-            base=parts,
+            copies=copies, train=self.train, accepted=self.accepted(client), method=self.method,
+            model=self.models[kind], kind=kind, base=parts,
         )  # fmt: skip
 
-    def run(self, tasks: Iterable[Task], quorum: float | None = None) -> Iterator[Report]:
-        """Reports of the clients that did their work, in the order of the tasks; RunError below the quorum."""
-        reached = self._reached(tasks)
-        return self._stream(self.engine.run(reached), needed=self.quorum if quorum is None else quorum)
+    def run(self, tasks: Iterable[Task], quorum: float | None = None, like: Tensors | None = None) -> Iterator[Report]:
+        """Reports of the clients that did their work, in the order of the tasks; RunError below the quorum.
+
+        Reports hold tensors of the client's model, or tensors like these.
+        """
+        outcomes = self.engine.run(self._reached(tasks))
+        return self._stream(outcomes, self.quorum if quorum is None else quorum, like)
 
     def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
         """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""
@@ -213,7 +228,7 @@ class Fleet:
         self.failed.append(Failure(outcome.client, outcome.round, outcome.stage, kind, reason, trace))
         self.ledger.append(outcome.entry() | {"virtual_seconds": 0.0, "failed": kind, "reason": reason})
 
-    def _stream(self, outcomes: Iterable[Outcome], needed: float) -> Iterator[Report]:
+    def _stream(self, outcomes: Iterable[Outcome], needed: float, like: Tensors | None = None) -> Iterator[Report]:
         answered, slowest, before = 0, 0.0, len(self.failed)
         # A task does not start from what others of the same call brought: engines pull them ahead by more or less.
         news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
@@ -225,7 +240,7 @@ class Fleet:
                         outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
                     )
                     continue
-                if reason := nonsense(report, self.network):
+                if reason := nonsense(report, self.networks[self.kind(outcome.client)], like):
                     self._fail(outcome, "nonsense", reason)
                     continue
                 seconds = outcome.seconds  # measured; on devices that are simulated, computed
@@ -261,41 +276,3 @@ class Fleet:
                 f"round {self.round + 1}: {answered} of {asked} clients reported, the quorum is {needed:.0%}; "
                 f"last failure: client {last.client} {last.kind}: {last.message}"
             )
-
-
-def nonsense(report: Report, network: Network) -> str:
-    """Why a report cannot be used; empty if it can."""
-    try:
-        return _wrong(report, network)
-    except Exception as error:  # noqa: BLE001 (whatever a report is made of)
-        return f"it cannot be read: {type(error).__name__}: {error}"
-
-
-def _wrong(report: Report, network: Network) -> str:
-    if report.where:
-        network.units.keep(report.where)
-    known = network.classes
-    if report.classes is not None and not ((report.classes >= 0) & (report.classes < known)).all():
-        return "it votes for classes that do not exist"
-    shapes, dtypes = network.shapes(report.where), network.dtypes
-    finite: list[Tensor] = []
-    for name, value in (
-        (name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()
-    ):
-        if name not in shapes:
-            return f"tensor '{name}' is not in the model"
-        if tuple(value.shape) != tuple(shapes[name]):  # before decoding: a few bytes may claim to be a huge tensor
-            return f"tensor '{name}' has shape {tuple(value.shape)}, expected {tuple(shapes[name])}"
-        if value.dtype != dtypes[name]:
-            return f"tensor '{name}' is of {value.dtype}, expected {dtypes[name]}"
-        tensor = dense(value)
-        if tensor.is_floating_point():
-            finite.append(tensor)
-    # One norm a tensor and one look at all of them: a GPU is not asked to wait sixty times a report.
-    if finite and not bool(torch.isfinite(torch.stack(torch._foreach_norm(finite))).all()):
-        return "a tensor is not finite"
-    if not all(np.isfinite(number) for number in (report.weight, *report.numbers.values())):
-        return "a number is not finite"
-    if report.weight < 0:
-        return f"its weight is {report.weight}"
-    return ""

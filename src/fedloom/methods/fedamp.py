@@ -98,8 +98,7 @@ class FedAMP(FedAvg):
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The own model, in the network's order."""
-        own = client.own(frozenset(client.network.names))
-        return {name: own[name] for name in client.network.names}
+        return client.whole
         yield
 
     def evaluation(self, server: Server) -> Tensors:

@@ -33,8 +33,7 @@ class Peer(Method):
 
     def own(self, client: Client) -> Tensors:
         """Its model, in the network's order; at first, the common initial one."""
-        own = client.own(frozenset(client.network.names))
-        return {name: own[name] for name in client.network.names}
+        return client.whole
 
     def sent_by(self, report: Report, own: Tensors) -> Tensors:
         """A neighbour's model; what it does not share is one's own."""

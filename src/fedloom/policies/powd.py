@@ -46,9 +46,8 @@ class PowerOfChoice:
 
     def _asked(self, fleet: Fleet, server: Server, pool: np.ndarray) -> Floats:
         """What each candidate answers; those who do not come last."""
-        parts, numbers = {"model": fleet.shown(server)}, {"samples": float(self.samples)}
         told = dict.fromkeys(pool.tolist(), -np.inf)
-        for report in fleet.ask("loss", (fleet.task(client, parts, numbers=numbers) for client in sorted(told))):
+        for report in fleet.ask("loss", fleet.show(server, sorted(told), {"samples": float(self.samples)})):
             told[report.client] = report.numbers["loss"]
         return np.array([told[client] for client in pool.tolist()])
 

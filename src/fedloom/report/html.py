@@ -117,7 +117,7 @@ def _title(runs: Sequence[Run]) -> str:
 def _facts(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
     """What all runs share, in a few words."""
     sayings: list[Callable[[Run], str]] = [
-        lambda run: run.study.model.name,
+        lambda run: run.study.model.label,
         lambda run: f"{run.study.partition.name} split",
         lambda run: f"{run.study.fleet.clients} clients",
         lambda run: f"{run.study.fleet.name} fleet",
@@ -482,8 +482,8 @@ def _words(runs: Sequence[Run], studies: Sequence[Study]) -> str:
     parts = [
         f"We ran {', '.join(dict.fromkeys(each.method.name for each in studies))} with fedloom "
         f"{made.get('fedloom', '')} (PyTorch {made.get('torch', '')}) on {study.data.name}, dealt to "
-        f"{study.fleet.clients} clients by the partition {study.partition.name}, with the model {study.model.name} and "
-        f"the fleet '{study.fleet.name}', for {study.run.rounds} rounds.",
+        f"{study.fleet.clients} clients by the partition {study.partition.name}, with the model {study.model.label} "
+        f"and the fleet '{study.fleet.name}', for {study.run.rounds} rounds.",
         f"In a round {cohort} for {work} with {train.optimizer.upper()}, batch size {train.batch_size} and learning "
         f"rate {train.lr:g}.",
     ]

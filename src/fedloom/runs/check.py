@@ -22,7 +22,7 @@ STEPS = 4
 
 
 def estimate(world: World) -> dict[str, Any]:
-    """Costs of the whole model; methods that cut send and train less, those that ask more send more."""
+    """Costs of the whole model, or the first; methods that cut send and train less, those that ask send more."""
     study, network = world.study, world.network
     tensors = network.initial(study.run.seed)
     trained = sum(tensor.numel() for name, tensor in tensors.items() if name not in network.buffers)
@@ -35,7 +35,12 @@ def estimate(world: World) -> dict[str, Any]:
     seconds, peak = _tried(world, tensors)
     workers = 1 if study.engine.name == "local" else min(study.engine.workers or os.cpu_count() or 1, cohort)
     steps = np.ceil(per_client / study.train.batch_size) * cohort
+    names, kinds = [model.name for model in study.model.each], world.columns.get("kind", np.zeros(0, np.int64))
+    dealt = ", ".join(
+        f"{name}: {count}" for name, count in zip(names, np.bincount(kinds, minlength=len(names)), strict=True)
+    )
     return {
+        **({"clients with each model": dealt} if len(names) > 1 else {}),
         "parameters": trained,
         "MACs a sample (forward)": network.macs(tensors),
         "clients a round": cohort,

@@ -65,16 +65,15 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         }
         per_class = zip(right.tolist(), samples.tolist(), strict=True)
         row["class_accuracy"] = [hits / count if count else None for hits, count in per_class]
-    parts = {"model": fleet.shown(server)}
     asked = fleet.present
     if len(asked) > most:
         asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(asked, most, replace=False))
     looking_on = fleet.columns.get("onlooker", np.zeros(fleet.size, bool))[asked]
     if looking_on.any():
-        told = list(fleet.ask("test", (fleet.task(int(client), parts) for client in asked[looking_on])))
+        told = list(fleet.ask("test", fleet.show(server, asked[looking_on])))
         seen = sum(answer.numbers["samples"] for answer in told)
         row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / seen if seen else None
-    answers = fleet.ask("evaluate", (fleet.task(int(client), parts) for client in asked[~looking_on]))
+    answers = fleet.ask("evaluate", fleet.show(server, asked[~looking_on]))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
     if len(accuracies):
         row["local_accuracy"] = float(accuracies.mean())

@@ -89,13 +89,14 @@ class Experiment:
     def _restore(self) -> None:
         """Stand where the last checkpoint stands, or at the start."""
         study, world = self.study, self.world
-        names = Named(study.method.name, study.method.fields), Named(study.model.name, study.model.fields)
+        names = [Named(each.name, each.fields) for each in (study.method, *study.model.each)]
         self.fleet = Fleet(
-            world.columns, self.engine, world.network, world.home(),
+            world.columns, self.engine, world.network, world.home(), others=world.networks[1:],
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
             shown=world.shown,
         )  # fmt: skip
-        begin = Server(0, world.network.initial(study.run.seed), world.network)
+        first, *others = (network.initial(study.run.seed) for network in world.networks)
+        begin = Server(0, first, world.network, {"models": others} if others else {})
         self.server = self.store.restore(begin, self.fleet, self.engine.states)
         self.rows = self.store.rows("metrics")
 
@@ -125,7 +126,7 @@ class Experiment:
         if final is not None:
             self.store.save_model(final)
         summary = {
-            "method": study.method.name, "dataset": study.data.name, "model": study.model.name,
+            "method": study.method.name, "dataset": study.data.name, "model": study.model.label,
             "engine": type(self.engine).__name__.lower(), "rounds": len(self.rows), "clients": study.fleet.clients,
             **summarise(self.rows, study.evaluate.target),
             **({"found": found} if (found := self.method.found(self.server)) else {}),

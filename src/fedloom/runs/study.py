@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.data.partition import Partition, parse
 from fedloom.errors import InputError, choose, oxford
-from fedloom.registry import SLOTS, find, name_of
+from fedloom.registry import SLOTS, entries, find, name_of
 from fedloom.settings import allowed, checked
 
 __all__ = ["SECTIONS", "Study", "method_of", "named", "override", "partition_of", "read", "resolve"]
@@ -53,6 +53,22 @@ class Data(Open):
     public_from: str = ""  # another data set, or `clients`, who give copies; default: training images held out
     normalise: Literal["global", "fixed", "personal", "personal_augmented"] = "global"
     augment: str = "none"
+
+
+class ModelOf(Open):
+    """The model. A list of them, each a name or a table, is dealt to clients by capacity: the first and the others."""
+
+    others: list[Open] = []
+
+    @property
+    def each(self) -> tuple[Open, ...]:
+        """All of them."""
+        return self, *self.others
+
+    @property
+    def label(self) -> str:
+        """Their names in one word or more."""
+        return " + ".join(model.name for model in self.each)
 
 
 class FleetOf(Open):
@@ -134,7 +150,7 @@ class Study(BaseModel):
     topology: Open = Open()
     filter: Open = Open()
     data: Data = Data()
-    model: Open = Open()
+    model: ModelOf = ModelOf()
     partition: Open = Open(name="iid")
     fleet: FleetOf = FleetOf()
     train: Training = Training()
@@ -144,6 +160,8 @@ class Study(BaseModel):
 
 
 SECTIONS = tuple(Study.model_fields)
+FLEET = ("dataset", "clients", "generator")
+RESERVED: dict[str, tuple[str, ...]] = {"data": (), "model": ("channels", "classes", "size")}  # given by the program
 DEFAULT_MODELS = {
     "digits": "mlp", "cifar10": "cnn", "svhn": "cnn", "cinic10": "cnn", "cifar100": "resnet18",
     "tiny_imagenet": "resnet34",
@@ -168,7 +186,7 @@ def override(sections: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
     >>> override({"train": {"lr": 0.1}}, ["train.lr=0.5", "data.name=mnist"])
     {'train': {'lr': 0.5}, 'data': {'name': 'mnist'}}
     """
-    merged = {name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()}
+    merged = {name: _section(name, values) for name, values in sections.items()}
     for setting in settings:
         place, equals, text = setting.partition("=")
         section, dot, key = place.strip().partition(".")
@@ -188,19 +206,24 @@ def override(sections: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
 
 def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
     """The study that these sections describe; one InputError that lists everything that is wrong."""
-    source, problems = f" ({where})" if where else "", []
-    given = {name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()}
+    source, problems = f" ({where})" if where else "", list[str]()
+    given = override(sections, [])
+    try:
+        given |= _models(given)
+    except InputError as error:
+        problems.append(f"{error}{source}")
+        del given["model"]
     try:
         study = Study.model_validate(given)
     except ValidationError as error:
-        problems = [_sentence(problem, source) for problem in error.errors()]
+        problems += [_sentence(problem, source) for problem in error.errors()]
         # What is wrong in one section must not hide what is wrong in the others.
         bad = {problem["loc"][0] for problem in error.errors()}
         study = Study.model_validate({name: values for name, values in given.items() if name not in bad})
     checks: list[Callable[[], object]] = [
         lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
         lambda: named("fleet", study), lambda: named("model", study), lambda: _engine(study),
-        lambda: _augmentation(study),
+        lambda: _augmentation(study), lambda: _mixed(study),
     ]  # fmt: skip
     for check in checks:
         try:
@@ -209,9 +232,46 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
             problems += [f"{line}{source}" for line in str(error).splitlines()]
     if problems:
         raise InputError("\n".join(dict.fromkeys(problems)))
-    named_now = {"model": Open(name=model_name(study), **study.model.fields)}
+    named_now: dict[str, Open] = {"model": study.model.model_copy(update={"name": model_name(study)})}
     named_now["method"] = Open(name=study.method.name or "fedavg", **study.method.fields)
     return study.model_copy(update=named_now)
+
+
+def _section(name: str, values: Any) -> Any:
+    """A section as settings; `model = [...]` is short for its name."""
+    if name == "model" and isinstance(values, list):
+        return {"name": values}
+    return dict(values) if isinstance(values, Mapping) else values
+
+
+def _models(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A list of models as the first and the others; nothing if there is no list."""
+    section = given.get("model")
+    if not isinstance(section, dict) or not isinstance(section.get("name"), list):
+        return {}
+    tables = [{"name": each} if isinstance(each, str) else each for each in section["name"]]
+    if not tables or not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in tables):
+        raise InputError(f"model takes a name or a list of names and of tables with a name; got {section['name']!r}")
+    if beside := section.keys() - {"name"}:
+        raise InputError(
+            f"[model] names several models, so {oxford(sorted(beside), 'and')} must stand with one of them: "
+            '{ name = "cnn4", widths = [8, 16] }'
+        )
+    return {"model": {**tables[0], "others": tables[1:]}}
+
+
+def _mixed(study: Study) -> None:
+    """Refuse several models under a method that needs the same one everywhere; check the settings of each."""
+    for other in study.model.others:
+        make = find("model", other.name)
+        checked(f"model '{other.name}'", make, other.fields, RESERVED["model"])
+    name = study.method.name or "fedavg"
+    if study.model.others and not find("method", name).mixes:  # type: ignore[attr-defined]
+        able = [each for each in entries("method") if find("method", each).mixes]  # type: ignore[attr-defined]
+        raise InputError(
+            f"{name} joins or hands on the tensors of one model, but [model] names {len(study.model.each)}: "
+            f"{study.model.label}; name one, or use {oxford(able)}"
+        )
 
 
 def _engine(study: Study) -> None:
@@ -261,8 +321,7 @@ def named(section: str, study: Study) -> tuple[Any, dict[str, Any]]:
         return find("dataset", "npz"), {"path": given.name, **given.fields}
     name = model_name(study) if section == "model" else given.name
     make = find(kind, name)
-    reserved = {"data": (), "model": ("channels", "classes", "size")}.get(section, ("dataset", "clients", "generator"))
-    return make, checked(f"{kind} '{name}'", make, given.fields, reserved)
+    return make, checked(f"{kind} '{name}'", make, given.fields, RESERVED.get(section, FLEET))
 
 
 def partition_of(study: Study) -> Partition:

@@ -26,8 +26,11 @@ from fedloom.data.levels import count_levels, group_levels, moments
 from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
+from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
+from fedloom.engine.worker import Trainer
 from fedloom.errors import InputError, Unfit
+from fedloom.fleet.dealt import dealt
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
@@ -37,7 +40,7 @@ from fedloom.policies.gap import gap
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
-from fedloom.runs.study import Data, Study, method_of, named, partition_of
+from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
@@ -75,9 +78,17 @@ class World:
         return method
 
     @cached_property
+    def networks(self) -> tuple[Network, ...]:
+        """The study's models at any width."""
+        return tuple(self._network(model) for model in self.study.model.each)
+
+    @property
     def network(self) -> Network:
-        """The model at any width."""
-        data, model, engine = self.dataset, self.study.model, self.study.engine
+        """The only model, or the first."""
+        return self.networks[0]
+
+    def _network(self, model: Open) -> Network:
+        data, engine = self.dataset, self.study.engine
         make = partial(build, model.name, channels=data.channels, classes=data.classes, size=data.size, **model.fields)
         dtype, shape = DTYPES.get(engine.precision, torch.float32), tuple(data.x.shape[1:])
         adapted, half = self.method.adapt(make, shape, data.classes), engine.precision == "bf16"
@@ -86,7 +97,9 @@ class World:
     @cached_property
     def settled(self) -> Study:
         """The study with what it leaves open decided: this is what a run writes down and what resume goes by."""
-        engine, chosen = self.study.engine, {"layout": "channels_last" if self.network.channels_last else "contiguous"}
+        engine, layouts = self.study.engine, {network.channels_last for network in self.networks}
+        # Where models of a list differ in it, the rule decides again: it goes by model and device alone.
+        chosen = {"layout": "channels_last" if layouts.pop() else "contiguous"} if len(layouts) == 1 else {}
         if engine.trainer == "auto":
             chosen["trainer"] = "graphs" if engine.device == "cuda" else "reference"
         return self.study.model_copy(update={"engine": engine.model_copy(update=chosen)})
@@ -163,6 +176,11 @@ class World:
         """What is done to training images."""
         return augmentation_of(self.study.data.augment)
 
+    @property
+    def adapts(self) -> bool:
+        """Whether weak devices get less to train: a part of the model, or a smaller one."""
+        return self.method.adapts or len(self.networks) > 1
+
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """What the server knows of its clients before the first round."""
@@ -170,7 +188,10 @@ class World:
         generator = numpy_generator(self.study.run.seed, 0, 0, SERVER, "fleet")
         columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
         weak = columns["capacity"] < 1
-        excluded = weak if fleet.weak == "exclude" and not self.method.adapts else np.zeros(fleet.clients, bool)
+        excluded = weak if fleet.weak == "exclude" and not self.adapts else np.zeros(fleet.clients, bool)
+        if len(self.networks) > 1:
+            costs = [network.macs(network.initial(self.study.run.seed)) for network in self.networks]
+            columns["kind"] = dealt(columns["capacity"], costs)
         columns |= {"samples": self.split.train.sizes.astype(np.float64), "excluded": excluded}
         if count := round(fleet.onlookers * fleet.clients):
             order = numpy_generator(self.study.run.seed, 0, 0, SERVER, "onlookers").permutation(fleet.clients)
@@ -184,9 +205,9 @@ class World:
     def check(self) -> None:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
         weak, name = int((self.columns["capacity"] < 1).sum()), self.study.method.name
-        if weak and not self.method.adapts and self.study.fleet.weak == "refuse":
+        if weak and not self.adapts and self.study.fleet.weak == "refuse":
             raise Unfit(
-                f"{name} sends whole models, but {weak} of {self.study.fleet.clients} devices of fleet "
+                f"{name} trains whole models, but {weak} of {self.study.fleet.clients} devices of fleet "
                 f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
                 "(pretend they can), or use a method that cuts"
             )
@@ -194,7 +215,10 @@ class World:
             raise InputError(
                 f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
             )
-        self.method.suits(self.network)
+        if len(self.networks) > self.study.fleet.clients:
+            raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
+        for network in self.networks:
+            self.method.suits(network)
         if self.study.data.public_from and not self.study.data.public:
             raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
         if self.study.data.public_from == CONTRIBUTED and self.study.data.public > len(self.split.train.rows) // 100:
@@ -218,14 +242,19 @@ class World:
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
 
     @cached_property
-    def trainer(self) -> Reference:
-        """What does the heavy work: on a GPU captured steps, on a CPU the reference, unless the study says."""
+    def trainer(self) -> Trainer:
+        """What does the heavy work, for each model one of its own."""
+        trainers = [self._trainer(network) for network in self.networks]
+        return Several(trainers) if len(trainers) > 1 else trainers[0]
+
+    def _trainer(self, network: Network) -> Reference:
+        """On a GPU captured steps, on a CPU the reference, unless the study says."""
         engine, name = self.study.engine, self.settled.engine.trainer
         if name == "graphs":
             from fedloom.engine.graphs import Graphs
 
-            return Graphs(self.network, deadline=engine.deadline)
-        return (Stacked if name == "stacked" else Reference)(self.network, deadline=engine.deadline)
+            return Graphs(network, deadline=engine.deadline)
+        return (Stacked if name == "stacked" else Reference)(network, deadline=engine.deadline)
 
     def elsewhere(self) -> Callable[[], World]:
         """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
@@ -256,12 +285,12 @@ class World:
         images = self._own_images(task.client, rows)
         groups = {} if self.study.evaluate.on == "own" else self._tested(images)
         return Client(
-            task.client, task, self.study.run.seed, self.network,
+            task.client, task, self.study.run.seed, self.networks[task.kind],
             train=Samples(images, _rows(rows), self.augmentation),
             validation=Samples(images, _rows(validation)),
             test=_joined(groups) if groups else Samples(images, _rows(test)),
             capacity=capacity,
-            state=state, groups=groups,
+            state=state, groups=groups, public=self._seen_by(images) if self.method.open else None,
         )  # fmt: skip
 
     def shown(self, server: Server) -> Tensors:
@@ -286,6 +315,10 @@ class World:
             return self._foreign(data.public_from, data.public, generator)
         return Samples(self._own_images(SERVER, rows), _rows(rows))
 
+    def _seen_by(self, own: Images) -> Samples:
+        """The public images as somebody sees them who sees images like `own`."""
+        return replace(self.public, images=replace(self.public.images, mean=own.mean, std=own.std))
+
     def _foreign(self, name: str, count: int, generator: np.random.Generator) -> Samples:
         """So many training images of another data set, normalised like all others."""
         other = dataset_of.__wrapped__(Data(name=name).model_dump_json(exclude=UNLOADED))
@@ -309,7 +342,7 @@ class World:
             SERVER, task, self.study.run.seed, self.network,
             train=public, validation=replace(public, rows=nothing),
             test=_joined(groups) if groups else replace(public, rows=nothing),
-            groups={} if self.study.evaluate.on == "own" else groups,
+            groups={} if self.study.evaluate.on == "own" else groups, public=public,
         )  # fmt: skip
 
 
