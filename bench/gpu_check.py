@@ -19,10 +19,15 @@ from fedloom.errors import FedloomError
 from fedloom.registry import entries, find
 
 METHODS = sorted(entries("method"))
+# No batch norm: of biases before it, whose gradients are rounding alone, Adam makes steps of full size.
+MIXED = {"model.name": ["lenet5", "mlp"]}
 OWN = {
     "depthfl": {"model.name": "cnn4", "model.widths": [8, 12, 16]},
     "fedea": {"method.population": 3, "method.rounds_each": 2},
     "fednas": {"model.name": "darts_search"},
+    "fedmd": MIXED | {"method.public_epochs": 2, "method.private_epochs": 2},
+    "dsfl": MIXED,
+    "feddf": MIXED | {"method.steps": 20},
 }
 
 
