@@ -27,7 +27,7 @@ __all__ = ["PEERS", "Peer", "compared", "peers", "plot"]
 SCRIPTS = Path(__file__).parents[3] / "bench" / "peers"
 WORKS = ("W0", "W1", "W2", "W3")
 ENVIRONMENTS = "FEDLOOM_PEERS"
-LIMIT = 900  # seconds that one script may take
+LIMIT = 300  # seconds that one script may take
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ def peers(
         found: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in taking_part}
         for _ in range(repeats):
             for peer in taking_part:
-                found[peer.name].append(_run(peer, work, rounds, where, Path(given) if given else None))
+                result = _run(peer, work, rounds, where, Path(given) if given else None)
+                told = f"{_round(result):.3f} s a round" if _round(result) else result["status"]
+                sys.stderr.write(f"{work} {peer.name}: {told}\n")
+                found[peer.name].append(result)
         rows += compared(work, found)
     return rows
 

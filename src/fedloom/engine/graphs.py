@@ -18,6 +18,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
+from math import ceil
 from time import perf_counter
 from typing import Any
 
@@ -294,22 +295,27 @@ class Graphs(Reference):
         # The longest first: the last to begin should not be the last to end by much.
         jobs.sort(key=lambda each: -self._cost(each[1].fits[0]))
         while jobs:
-            wave, jobs, used = jobs, [], dict[tuple[object, ...], int]()
+            wave, jobs, used, short = jobs, [], dict[tuple[object, ...], int](), False
             now = []
-            for key, job in wave:
-                full = (*key, len(job.fits))
-                if used.get(full, 0) < SIDE_BY_SIDE:
-                    now.append((self._machine(full, used.get(full, 0), job), job))
-                    used[full] = used.get(full, 0) + 1
-                else:
-                    jobs.append((key, job))
             try:
+                for key, job in wave:
+                    full = (*key, len(job.fits))
+                    place = used.get(full, 0)
+                    used[full] = place + 1
+                    if place < SIDE_BY_SIDE:
+                        now.append((self._machine(full, place, job), job))
+                    else:
+                        jobs.append((key, job))
                 answers |= self._replay(now)
             except RuntimeError as error:
                 # Whatever cannot be captured still runs, one step after another.
                 self._say(f"a step could not be captured and runs step by step: {str(error).splitlines()[0]}")
                 for full in used:
                     self._machines.pop(full, None)
+                short = isinstance(error, torch.OutOfMemoryError)
+            if short:  # only here does the error no longer hold what was in the way
+                now.clear()
+                self._drop(1.0)
         for number, request in enumerate(requests):
             if isinstance(request, Measure) and (read := self._read(request)) is not None:
                 answers[number] = read
@@ -322,9 +328,12 @@ class Graphs(Reference):
         free, total = torch.cuda.mem_get_info(self.network.device)
         if free > total / 3 or not (self._machines or self._gauges):
             return
+        self._drop(0.5)
+
+    def _drop(self, share: float) -> None:
         torch.cuda.synchronize()
         for captured in (self._machines, self._gauges):
-            for key in list(captured)[: (len(captured) + 1) // 2]:
+            for key in list(captured)[: ceil(share * len(captured))]:
                 del captured[key]
         torch.cuda.empty_cache()
 
