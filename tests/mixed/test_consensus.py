@@ -105,14 +105,14 @@ def test_answers_are_a_table_by_number(batch_size):
 def test_a_rounds_images_are_the_same_for_all_and_others_in_the_next():
     place = world("fedmd", **ALL)
     seen = {
-        (client, round): drawn(place.client(Task(client, round), {}), 12, round)[1].tolist()
+        (client, round): drawn(place.client(Task(client, round), {}), 12, round).numbers.tolist()
         for client in (0, 2)
         for round in (0, 1)
     }
     assert seen[0, 0] == seen[2, 0] != seen[0, 1] == seen[2, 1]
     assert len(set(seen[0, 0])) == 12
-    samples, numbers = drawn(place.client(Task(0, 0), {}), 99, 0)
-    assert numbers.tolist() == list(range(30))
+    samples, numbers, total = drawn(place.client(Task(0, 0), {}), 99, 0)
+    assert numbers.tolist() == list(range(total)) == list(range(30))
     assert samples.images.y[samples.rows].tolist() == list(range(30))
 
 
@@ -257,6 +257,7 @@ def test_answers_are_what_travels(method, tmp_path):
         work = [row for row in result.rows("clients") if row["job"] == "work"]
         for row in work:
             assert row["parameters"] == 250
+            assert row["forward_macs"] == 64 * hidden + 10 * hidden
             assert 0 < row["upload_bytes"] - 250 * 8 < 600
             assert 0 < row["download_bytes"] - (250 * 8 if row["round"] else 0) < 1000
         asked = [row for row in result.rows("clients") if row["job"] == "evaluate"]

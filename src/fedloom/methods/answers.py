@@ -84,10 +84,11 @@ class Answering(Method):
             own = (yield self.fit(client, own, answers[ANSWERS], int(task.numbers["drawn"]))).tensors
         fit = yield Fit(own, Descent.of(self.loss(), task.train), client.plan(), self.fixed(client, own))
         client.keep(fit.tensors)
-        samples, numbers = drawn(client, self.samples, task.round)
-        read = yield Measure(fit.tensors, Answers(self._size(client)), samples)
-        rows = read["logits"][numbers.to(client.network.device)]
-        return Report({ANSWERS: self.told(rows)}, float(client.samples), fit.numbers)
+        about = drawn(client, self.samples, task.round)
+        read = yield Measure(fit.tensors, Answers(about.total), about.samples)
+        rows = read["logits"][about.numbers.to(client.network.device)]
+        numbers = {**fit.numbers, "forward_macs": float(client.network.macs(fit.tensors))}
+        return Report({ANSWERS: self.told(rows)}, float(client.samples), numbers)
 
     def begin(self, client: Client) -> Work[Tensors]:
         """The model that a client starts with when it first takes part."""
@@ -96,13 +97,8 @@ class Answering(Method):
 
     def fit(self, client: Client, tensors: Tensors, answers: Tensor, round: int) -> Fit:
         """A model's fit to joint answers on the images of a round."""
-        samples, numbers = drawn(client, self.samples, round)
-        table = answers.new_zeros(self._size(client), answers.shape[1])
-        table = table.index_copy(0, numbers.to(table.device), answers)
-        return lesson(client, tensors, table, samples, self.agree, self.learning(client.task.train))
-
-    def _size(self, client: Client) -> int:
-        return len(client.public) if client.public is not None else 0
+        about, train = drawn(client, self.samples, round), self.learning(client.task.train)
+        return lesson(client, tensors, about.table(answers), about.samples, self.agree, train)
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The own model."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from fedloom.seeds import SERVER, torch_generator
 from fedloom.steps import Descent
 from fedloom.types import Batch, Fit, Fixed, Model, Samples, Tensors, Train
 
-__all__ = ["Agree", "Answers", "absolute", "cross_entropy", "divergence", "drawn", "lesson", "numbered"]
+__all__ = ["Agree", "Answers", "Drawn", "absolute", "cross_entropy", "divergence", "drawn", "lesson", "numbered"]
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,25 @@ def numbered(public: Samples | None) -> Samples:
     return replace(public, images=replace(public.images, y=number))
 
 
-def drawn(client: Client, count: int, round: int) -> tuple[Samples, Tensor]:
-    """The public samples that a round is about and their numbers, the same for everybody; all if there are fewer."""
+class Drawn(NamedTuple):
+    """Some of the public samples, their numbers, and how many there are in all."""
+
+    samples: Samples
+    numbers: Tensor
+    total: int
+
+    def table(self, answers: Tensor) -> Tensor:
+        """Their answers by number; zeros for the samples that were not drawn."""
+        rows = answers.new_zeros(self.total, answers.shape[1])
+        return rows.index_copy(0, self.numbers.to(rows.device), answers)
+
+
+def drawn(client: Client, count: int, round: int) -> Drawn:
+    """The public samples that a round is about, the same for everybody; all if there are fewer."""
     public = numbered(client.public)
     generator = torch_generator(client.seed, round, 0, SERVER, "public")
     numbers = torch.randperm(len(public), generator=generator)[:count].sort().values
-    return replace(public, rows=public.rows[numbers]), numbers
+    return Drawn(replace(public, rows=public.rows[numbers]), numbers, len(public))
 
 
 def lesson(
