@@ -157,13 +157,14 @@ class Network:
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
             model = self._model(tensors)
-            self._macs[key] = macs(self._template(model), model, torch.empty(1, *self.shape, dtype=self.dtype))
+            example = torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device)
+            self._macs[key] = macs(self._template(model), model, example)
         return self._macs[key]
 
     def saved_bytes(self, tensors: Tensors, batch: int) -> int:
         """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
         model = self._model(tensors)
-        return saved_bytes(self._template(model), model, torch.empty(batch, *self.shape, dtype=self.dtype))
+        return saved_bytes(self._template(model), model, self.shape, batch)
 
     def _model(self, tensors: Tensors) -> Tensors:
         """Without what a fit trains beside the model."""

@@ -67,6 +67,29 @@ def test_others_equal_their_simulation(method, tmp_path):
 
 
 @pytest.mark.slow
+def test_chfl_by_loss_equals_its_simulation(tmp_path):
+    """Times are measured here and virtual there, so only what is chosen by loss can be the same."""
+    select = {"name": "chfl", "fraction": 0.67, "scored_share": 1.0, "indicators": ["loss"]}
+    federation = Federation(tmp_path, select=select, run={"rounds": 5})
+    served, _ = together(federation)
+    plain = simulated(federation, tmp_path / "sim")
+    equal(served, plain)
+    chosen = [(row["round"], row["client"]) for row in served.rows("clients") if row["job"] == "work"]
+    assert chosen == [(row["round"], row["client"]) for row in plain.rows("clients") if row["job"] == "work"]
+    assert len(chosen) == 5 * 2
+
+
+@pytest.mark.slow
+def test_chfl_by_loss_and_measured_time_runs(tmp_path):
+    federation = Federation(tmp_path, select={"name": "chfl", "fraction": 0.67}, run={"rounds": 4})
+    served, _ = together(federation)
+    rows = [row for row in served.rows("clients") if row["job"] == "work"]
+    assert len(rows) == 4 * 2
+    assert all(row["seconds"] > 0 and not row["failed"] for row in rows)
+    assert served.summary["local_accuracy"] > 0.5
+
+
+@pytest.mark.slow
 def test_a_selection_and_a_share_compose(tmp_path):
     sections = {"select": {"name": "uniform", "fraction": 0.6}, "share": {"name": "fedbn"}, "run": {"rounds": 3}}
     federation = Federation(tmp_path, method={"name": "fedprox"}, **sections)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -42,3 +44,14 @@ def test_a_fit_tells_tensors_gradients_slots_and_activations(optimizer, copies):
     fit = Fit(tensors, Descent(CrossEntropy(), optimizer), plan, {"lr": torch.tensor(0.1)})
     (fitted,) = Reference(network).solve([fit])
     assert fitted.step_memory == copies * sum(t.nbytes for t in tensors.values()) + 4 * 16 * 4
+
+
+def test_training_does_not_import_the_compiler():
+    """It costs a second or two and 100 MB a process; counting operations or touching the meta device would bring it."""
+    code = (
+        "import sys, tempfile, fedloom\n"
+        "with tempfile.TemporaryDirectory() as out:\n"
+        "    fedloom.run('fedavg', clients=2, rounds=1, engine='local', out=out, set={'data.limit': 60})\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -159,6 +159,7 @@ class Experiment:
         if self.study.evaluate.gap and isinstance(self.method, FedAvg):
             row |= gaps(self.method, server, fleet)
         if self._evaluates(after.round):
+            fleet.columns |= self.engine.roll_call()  # who was lost while training is not asked in vain once more
             row |= evaluate(self.method, after, fleet, self.study.evaluate.clients)
         with self.signals.held():
             fleet.commit()
