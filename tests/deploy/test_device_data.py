@@ -27,7 +27,7 @@ def test_a_folder_of_images_is_a_devices_data(tmp_path):
 
 def test_a_folder_without_a_test_part_keeps_a_fifth_back(tmp_path):
     pictures(tmp_path, cat=6, dog=4)
-    dataset, dealt = device_data(tmp_path, validation=0.0)
+    _, dealt = device_data(tmp_path, validation=0.0)
     held = set(dealt.test[0].tolist())
     assert len(held) == 2
     assert held | set(dealt.train[0].tolist()) == set(range(10))
