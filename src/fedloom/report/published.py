@@ -278,7 +278,11 @@ def _text(cell: Mapping[str, Any], seeds: int) -> str:
         if printed is not None and _kind(cell["measure"])[2]:
             apart = f", {found.mean - printed:+.2f}"
     elif unfinished:
-        text = "; ".join(f"{each['value']:.2f} at round {each['round']} of {each['of']}" for each in unfinished)
+        reached: dict[int, list[str]] = {}
+        for each in unfinished:
+            reached.setdefault(each["round"], []).append(f"{each['value']:.2f}")
+        text = "; ".join(f"{', '.join(values)} at round {at}" for at, values in reached.items())
+        text += f" of {unfinished[0]['of']}"
     else:
         text = "never" if cell["ended"] else "not run"
     return text if printed is None else f"{text} ({printed:g}{apart})"
