@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fedloom.deploy.device import Device
 from fedloom.deploy.folder import init
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
@@ -17,6 +19,8 @@ from tests.deploy.federation import SLEEPY, Federation, free_port, peers, simula
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("flwr")
+
+from fedloom.deploy.calls import Unreachable  # noqa: E402 (needs grpc)
 
 MEASURED = ("local_accuracy", "worst_local_accuracy", "train_loss", "upload_bytes", "download_bytes", "train_macs")
 
@@ -41,6 +45,88 @@ def test_fedrkd_among_peers_equals_its_simulation(tmp_path):
 def test_others_equal_their_simulation(method, tmp_path):
     own = {"warm_up": 1} if method == "metafed" else {}
     equal(Federation(tmp_path, clients=4, method={"name": method, **own}, run={"rounds": 3}), tmp_path)
+
+
+def made_by(federation, count=2):
+    """Peers of a federation that listen and do nothing by themselves."""
+    from fedloom.deploy.ring import Peer
+    from fedloom.runs.study import read, resolve
+
+    names = [f"client_{number}" for number in range(count)]
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+    study, folder, said = resolve(read(federation.folder / "study.toml")), federation.folder, []
+    made = []
+    for name in names:
+        keys = folder / "deploy" / "clients" / name
+        device = Device(name, folder / "data" / f"{name}.npz", keys / "state")
+        made.append(Peer(study, device, keys, addresses, said.append))
+    return made, said
+
+
+RUN = "0123456789abcdef"
+
+
+@pytest.fixture
+def pair(tmp_path):
+    two, said = made_by(Federation(tmp_path, clients=2, method={"name": "fedrkd"}, model={"name": "lenet5"}))
+    yield *two, said
+    for each in two:
+        each.calls.close()
+
+
+def spoilt(report, fault):
+    tensors = dict(report.tensors)
+    name = next(iter(tensors))
+    if fault == "nan":
+        tensors[name] = torch.full_like(tensors[name], torch.nan)
+    elif fault == "renamed":
+        tensors["os.system"] = tensors.pop(name)
+    return replace(report, tensors=tensors)
+
+
+def test_a_report_that_is_fetched_is_checked(pair):
+    one, two, said = pair
+    good = Report(one.network.initial(0))
+    for round, report in enumerate([good, spoilt(good, "nan"), spoilt(good, "renamed")]):
+        two._disk(RUN).propose(1, (round, 0), {"report": report})
+    assert one.fetch(RUN, 1, (0, 0)).tensors.keys() == good.tensors.keys()
+    for round, reason in ((1, "a tensor is not finite"), (2, "'os.system' is not in the model")):
+        with pytest.raises(Unreachable, match=reason):
+            one.fetch(RUN, 1, (round, 0))
+        assert reason in said[-1]
+    with pytest.raises(Unreachable):
+        one.fetch(RUN, 1, (3, 0))
+
+
+def test_rubbish_of_a_peer_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
+    expected = {
+        "good": ("", ""),
+        "nan": ("nonsense", "a tensor is not finite"),
+        "renamed": ("nonsense", "tensor 'os.system' is not in the model"),
+        "other task": ("nonsense", "it reports on another task"),
+    }
+    faults, answer = [*expected, "good"], Device.answer
+
+    def spoiled(self, kind, body):
+        given = answer(self, kind, body)
+        if self.name != "client_2" or kind != "work":
+            return given
+        outcome, fault = given["outcome"], faults[body["task"].round]
+        if fault == "other task":
+            return {"outcome": replace(outcome, client=0)}
+        return {"outcome": replace(outcome, report=spoilt(outcome.report, fault))}
+
+    monkeypatch.setattr(Device, "answer", spoiled)
+    run = {"rounds": len(faults)}
+    federation = Federation(tmp_path, method={"name": "gossip"}, model={"name": "lenet5"}, run=run)
+    found, _ = peers(federation)
+    assert not found, found
+    work = [row for row in federation.ledger() if row["job"] == "work"]
+    assert [row["failed"] for row in work if row["client"] != 2] == [""] * 2 * len(faults)
+    for fault, row in zip(faults, [row for row in work if row["client"] == 2], strict=True):
+        kind, reason = expected[fault]
+        assert row["failed"] == kind, (fault, row["reason"])
+        assert reason in row["reason"], (fault, row["reason"])
 
 
 def lines(folder, names, answer, limit=2**28):
@@ -70,7 +156,7 @@ def test_a_hop_of_fifty_megabytes_takes_less_than_half_a_second(tmp_path):
 
 
 def test_strangers_stay_out_and_neighbours_are_who_they_say(tmp_path):
-    from fedloom.deploy.calls import Calls, Unreachable
+    from fedloom.deploy.calls import Calls
 
     init(tmp_path / "d", ["one", "two", "three"])
     init(tmp_path / "other", ["one", "two"])

@@ -88,7 +88,7 @@ class Flower:
             for name, sent, answer in self.roster.collect(under_way, self.limit):
                 found = True
                 place, task = doing.pop(name)
-                done[place] = self._outcome(task, sent, answer)
+                done[place] = self._counted(task, self._outcome(task, sent.at, answer))
             until = time.monotonic() - self.seconds
             for name in [name for name, sent in under_way.items() if sent.at < until]:
                 del under_way[name]
@@ -120,8 +120,8 @@ class Flower:
         under_way |= sent
         doing |= dict.fromkeys(sent, (place, whole))
 
-    def _outcome(self, task: Task, sent: Sent, answer: dict[str, Any] | str) -> Outcome:
-        """What an answer amounts to."""
+    def _outcome(self, task: Task, at: float, answer: dict[str, Any] | str) -> Outcome:
+        """What an answer to a task that was sent `at` amounts to; what it tells of costs can at least be true."""
         if isinstance(answer, str):
             return self._failed(task, "lost", answer)
         claimed = answer.get("outcome")
@@ -134,21 +134,30 @@ class Flower:
             return self._failed(task, "nonsense", f"it reports on another task: client, round, stage, job are {told}")
         failure, report = claimed.failure, claimed.report
         if isinstance(failure, Failure):
-            kind = failure.kind if failure.kind in ("raised", "late") else "raised"
+            kind = failure.kind if failure.kind in ("raised", "late", "nonsense") else "raised"
             return self._failed(task, kind, str(failure.message)[:500])
         if not isinstance(report, Report):
             return self._failed(task, "nonsense", "the outcome holds no report")
-        elapsed, member = time.monotonic() - sent.at, sent.member
+        elapsed, member = time.monotonic() - at, self.roster.members[task.client]
         seconds = claimed.seconds if isinstance(claimed.seconds, float) and isfinite(claimed.seconds) else elapsed
         peak = claimed.peak_memory_bytes if isinstance(claimed.peak_memory_bytes, int) else None
         member.reports += task.job == "work"
         member.last = f"{task.job} of round {task.round + 1}"
         return Outcome(
             task.client, task.round, task.stage, task.job, replace(report, client=task.client),
-            download_bytes=wire.size(task), upload_bytes=task.copies * wire.size(report),
+            download_bytes=_count(claimed.download_bytes), upload_bytes=_count(claimed.upload_bytes),
             macs=_count(claimed.macs), step_memory_bytes=_count(claimed.step_memory_bytes),
+            parameters=_count(claimed.parameters), seconds=min(max(0.0, seconds), elapsed), peak_memory_bytes=peak,
+        )  # fmt: skip
+
+    def _counted(self, task: Task, outcome: Outcome) -> Outcome:
+        """What travelled, as seen from here."""
+        report = outcome.report
+        if report is None:
+            return outcome
+        return replace(
+            outcome, download_bytes=wire.size(task), upload_bytes=task.copies * wire.size(report),
             parameters=sum(prod(getattr(value, "shape", ())) for value in report.tensors.values()),
-            seconds=min(max(0.0, seconds), elapsed), peak_memory_bytes=peak,
         )  # fmt: skip
 
     def _failed(self, task: Task, kind: str, message: str) -> Outcome:

@@ -33,12 +33,13 @@ from fedloom.deploy.serve import DEPLOYMENT, Deployment, Meeting, Say, columns_o
 from fedloom.deploy.worlds import ServerWorld, server_data, told
 from fedloom.engine.worker import arrived
 from fedloom.errors import InputError, Interrupted
+from fedloom.fleet.nonsense import nonsense
 from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.start import plain
 from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study, method_of, read, resolve
-from fedloom.types import NEVER, Moment, Named, Outcome, Report, Server, Task, Tensors
+from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors
 
 __all__ = ["Peer", "join_peers"]
 
@@ -103,20 +104,24 @@ class Ring(Flower):
         inbox = {sender: made(report) for sender, report in whole.inbox.items()}
         body = {"run": self.id, "task": replace(whole, inbox={}), "inbox": inbox,
                 "safe": self._remote.safe.get(task.client, NEVER)}  # fmt: skip
+        at = time.monotonic()
         try:
             answer = roster.peer.calls.call(member.name, "work" if task.job == "work" else "ask", body, self.seconds)
         except Unreachable as error:
             late = "deadline" in str(error)
             return self._failed(task, "late" if late else "lost", str(error))
-        outcome = answer.get("outcome")
-        if not isinstance(outcome, Outcome):
-            return self._failed(task, "nonsense", "the answer holds no outcome")
-        if outcome.failure is not None:
-            return self._failed(task, outcome.failure.kind, outcome.failure.message)
-        member.reports += task.job == "work"
-        member.last, member.last_seen = f"{task.job} of round {task.round + 1}", time.time()
+        member.last_seen = time.time()
+        outcome = self._outcome(task, at, answer)
         roster.write()
-        return outcome
+        if outcome.report is None or task.job != "work":
+            return outcome
+        return replace(outcome, report=stub(outcome.report, (task.round, task.stage)))
+
+
+def stub(report: Report, moment: Moment) -> Report:
+    """All of a report but the model, which stays with its maker, and when it was made."""
+    numbers = {**report.numbers, MADE[0]: float(moment[0]), MADE[1]: float(moment[1])}
+    return replace(report, tensors={}, where=None, classes=None, extra={}, numbers=numbers)
 
 
 def made(report: Report) -> Moment:
@@ -165,12 +170,9 @@ class Peer:
         self.deposed_by = ""
         self._strange: set[tuple[str, Any]] = set()  # peers about something else, said once
         self._busy, self._reports = threading.Lock(), {}  # type: ignore[var-annotated]
-        limit = SMALL + 8 * sum(part.nbytes for part in self._network_size())
+        self.network = ServerWorld(study, device.dataset, device.split).network
+        limit = SMALL + 8 * sum(part.nbytes for part in self.network.module.state_dict().values())
         self.calls = Calls(device.name, keys, {name: addresses[name] for name in self.names}, self.answer, limit)
-
-    def _network_size(self) -> list[Any]:
-        world = ServerWorld(self.study, self.device.dataset, self.device.split)
-        return list(world.network.module.state_dict().values())
 
     def answer(self, caller: str, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         """Whatever another peer asks."""
@@ -204,12 +206,13 @@ class Peer:
         outcome = self.device.answer("work", {**body, "task": replace(task, inbox=inbox)})["outcome"]
         if outcome.report is None:
             return {"outcome": outcome}
+        if reason := nonsense(outcome.report, self.network):
+            failure = Failure(task.client, task.round, task.stage, "nonsense", reason)
+            return {"outcome": replace(outcome, report=None, failure=failure)}
         disk, moment = self._disk(run), (task.round, task.stage)
         disk.propose(self.number, moment, {"report": outcome.report})
         disk.forget(self.number, (task.round - 2, 0))
-        numbers = {**outcome.report.numbers, MADE[0]: float(task.round), MADE[1]: float(task.stage)}
-        stub = replace(outcome.report, tensors={}, where=None, classes=None, extra={}, numbers=numbers)
-        return {"outcome": replace(outcome, report=stub)}
+        return {"outcome": replace(outcome, report=stub(outcome.report, moment))}
 
     def _disk(self, run: str) -> Disk:
         if run not in self._reports:
@@ -225,11 +228,14 @@ class Peer:
         return found
 
     def fetch(self, run: str, client: int, moment: Moment) -> Report:
-        """A neighbour's report, from the neighbour."""
+        """A neighbour's report, from the neighbour; Unreachable if there is none that can be used."""
         body = {"run": run, "moment": moment}
-        report = self.calls.call(self.names[client], "fetch", body, 60.0)["report"]
+        report = self.calls.call(self.names[client], "fetch", body, 60.0).get("report")
         if not isinstance(report, Report):
             raise Unreachable(f"{self.names[client]} sent no report")
+        if reason := nonsense(report, self.network):
+            self.say(f"a report of {self.names[client]} is left out: {reason}")
+            raise Unreachable(f"{self.names[client]}: {reason}")
         return report
 
     def ping(self) -> list[dict[str, Any] | None]:
