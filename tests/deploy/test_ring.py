@@ -13,7 +13,7 @@ from fedloom.deploy.device import Device
 from fedloom.deploy.folder import init
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
-from fedloom.types import Report
+from fedloom.types import Report, Server
 from tests.contract.study import rows
 from tests.deploy.federation import SLEEPY, Federation, free_port, peers, simulated
 
@@ -129,6 +129,54 @@ def test_rubbish_of_a_peer_is_refused_and_the_round_goes_on(tmp_path, monkeypatc
         assert reason in row["reason"], (fault, row["reason"])
 
 
+def test_who_cannot_be_reached_shows_no_model(pair):
+    from fedloom.deploy.ring import RingWorld, stub
+    from fedloom.methods.metafed import MetaFed
+
+    one, two, _ = pair
+    report = Report(one.network.initial(0), numbers={"loss": 1.0})
+    two._disk(RUN).propose(1, (0, 2), {"report": report})
+    last = {0: stub(report, (0, 1)), 1: stub(report, (0, 2))}
+    place = RingWorld(
+        one.study, one.device.dataset, one.device.split, fetch=lambda client, moment: one.fetch(RUN, client, moment)
+    )
+    place.__dict__["method"] = MetaFed()
+    server = Server(1, {}, one.network, {"last": last})
+    assert place.shown(server).keys() == report.tensors.keys()
+    two.calls.close()
+    assert place.shown(server) == {}
+
+
+@pytest.mark.slow
+def test_metafed_goes_on_when_the_last_of_the_circle_dies(tmp_path):
+    own = {"name": "metafed", "warm_up": 1}
+    federation = Federation(tmp_path, method=own, model={"name": "lenet5"}, run={"rounds": 4})
+    try:
+        all_of = join_all(federation, lambda number: SLEEPY.format(round=1, seconds=600) if number == 2 else "")
+        federation.wait_for(lambda: "working" in federation.log("client_2"))
+        all_of[2].kill()
+        all_of[2].wait()
+        assert [federation.finish(all_of[number], 60) for number in range(2)] == [0, 0]
+        assert len(federation.rounds()) == 4
+        assert [row["client"] for row in federation.ledger() if row["failed"]] == [2]
+    finally:
+        federation.close()
+
+
+def join_all(federation, code):
+    """Three peers in processes of their own, each with this code before fedloom's."""
+    addresses = "".join(f'client_{number} = "127.0.0.1:{free_port()}"\n' for number in range(3))
+    for number in range(3):
+        (federation.folder / "deploy" / "clients" / f"client_{number}" / "peers.toml").write_text(addresses)
+    return {
+        number: federation.start(
+            "join", "study.toml", "--name", f"client_{number}", "--data", f"data/client_{number}.npz",
+            log=f"client_{number}.log", code=code(number),
+        )
+        for number in range(3)
+    }  # fmt: skip
+
+
 def lines(folder, names, answer, limit=2**28):
     from fedloom.deploy.calls import Calls
 
@@ -198,18 +246,10 @@ def test_strangers_stay_out_and_neighbours_are_who_they_say(tmp_path):
 @pytest.mark.parametrize("victim", [0, 2])  # who leads, and who does not
 def test_a_neighbour_cut_off_is_skipped_and_taken_back(victim, tmp_path):
     federation = Federation(tmp_path, method={"name": "fedrkd"}, model={"name": "lenet5"}, run={"rounds": 6})
-    addresses = "".join(f'client_{number} = "127.0.0.1:{free_port()}"\n' for number in range(3))
-    for number in range(3):
-        (tmp_path / "deploy" / "clients" / f"client_{number}" / "peers.toml").write_text(addresses)
     try:
         slow = SLEEPY.format(round=4, seconds=8)
-        all_of = {
-            number: federation.start(
-                "join", "study.toml", "--name", f"client_{number}", "--data", f"data/client_{number}.npz",
-                log=f"client_{number}.log", code=SLEEPY.format(round=1, seconds=600) if number == victim else slow,
-            )
-            for number in range(3)
-        }  # fmt: skip
+        dying = SLEEPY.format(round=1, seconds=600)
+        all_of = join_all(federation, lambda number: dying if number == victim else slow)
         federation.wait_for(lambda: "working" in federation.log(f"client_{victim}"))
         all_of[victim].kill()
         all_of[victim].wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedloom.methods.metafed import personal_strength
+from fedloom.methods.metafed import MetaFed, personal_strength
 from fedloom.runs.world import World
 from fedloom.types import Task, Train
 from tests.distillation.test_ring import VALID, drive, models
@@ -126,6 +126,27 @@ def test_the_order_of_the_circle_matters(tmp_path):
     study = VALID | {"run": {"rounds": 1}}
     result = models(run("metafed", tmp_path, method=ONCE | {"threshold": 1.1}, **study))
     assert far(result[0], result[2]) > 1e-4
+
+
+def test_the_last_who_got_through_teaches(tmp_path, monkeypatch):
+    """The last of the circle fails in the second round: its model of the first is nobody's teacher any more."""
+    work, evaluation, shown = MetaFed.work, MetaFed.evaluation, []
+
+    def failing(self, client, task):
+        if (task.client, task.round) == (2, 1):
+            raise RuntimeError("broken device")
+        return (yield from work(self, client, task))
+
+    def seen(self, server):
+        shown.append(evaluation(self, server))
+        return shown[-1]
+
+    monkeypatch.setattr(MetaFed, "work", failing)
+    monkeypatch.setattr(MetaFed, "evaluation", seen)
+    result = run("metafed", tmp_path, method=ONCE, **VALID, run={"rounds": 2}, evaluate={"every": 2})
+    own = models(result)
+    same(shown[-1], own[1])
+    far(shown[-1], own[2])
 
 
 def test_alone_one_is_ones_own_teacher(tmp_path):

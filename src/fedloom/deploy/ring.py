@@ -44,7 +44,7 @@ from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server
 __all__ = ["Peer", "join_peers"]
 
 PING = 10.0  # seconds in which a busy peer says that it is alive; a dead one is known at once
-MADE = ("made round", "made stage")  # numbers of a report that stays with its maker: which one it was
+MADE = ("round", "stage")  # numbers of a report that stays with its maker: which one it was
 
 
 class Deposed(Exception):
@@ -136,9 +136,12 @@ class RingWorld(ServerWorld):
     fetch: Callable[[int, Moment], Report] = field(default=lambda client, moment: Report())
 
     def shown(self, server: Server) -> Tensors:
-        """What clients are shown to evaluate; a report of which a method needs the tensors is fetched."""
+        """What clients are shown to evaluate; a report of which a method needs the tensors is fetched, if it can be."""
         last = _Fetched(server.memory.get("last", {}), self.fetch)
-        return super().shown(replace(server, memory={**server.memory, "last": last}))
+        try:
+            return super().shown(replace(server, memory={**server.memory, "last": last}))
+        except Unreachable:
+            return {}
 
 
 class _Fetched(dict[int, Report]):

@@ -84,7 +84,7 @@ class MetaFed(Peer):
             fits.append((yield from self._learn(client, own, teachers[0], weight, client.plan())))
         (reached,) = yield from accuracy(client, fits[-1].tensors)
         client.state["good"] = bool(client.state.get("good", False) or reached > self.threshold)
-        return self.handed(client, fits, validation_accuracy=reached)
+        return self.handed(client, fits, validation_accuracy=reached, round=task.round, stage=task.stage)
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """Personalised by the last participant's model."""
@@ -101,9 +101,12 @@ class MetaFed(Peer):
         return fit.tensors
 
     def evaluation(self, server: Server) -> Tensors:
-        """The model of the last participant in the circle."""
+        """The model of the last participant in the circle who got through: the newest there is."""
         last = server.memory.get("last", {})
-        return {name: dense(value) for name, value in last[max(last)].tensors.items()} if last else {}
+        if not last:
+            return {}
+        made = {client: (report.numbers["round"], report.numbers["stage"], client) for client, report in last.items()}
+        return {name: dense(value) for name, value in last[max(made, key=made.__getitem__)].tensors.items()}
 
     def _learn(self, client: Client, own: Tensors, teacher: Tensors, weight: float, plan: Plan) -> Work[Fitted]:
         """By distance to the teacher for who was good once, by taking the teacher over for the others."""
