@@ -14,7 +14,7 @@ from typing import Any
 from fedloom import wire
 from fedloom.deploy.folder import extra
 from fedloom.deploy.messages import SMALL
-from fedloom.errors import InputError
+from fedloom.errors import FedloomError, InputError
 
 try:
     import grpc
@@ -32,7 +32,7 @@ Answer = Callable[[str, str, dict[str, Any]], dict[str, Any]]  # caller's name, 
 
 
 class Unreachable(Exception):
-    """A peer that does not answer, or that refuses."""
+    """A peer that does not answer, or whose answer cannot be used."""
 
 
 class Calls:
@@ -61,7 +61,7 @@ class Calls:
         self._server.start()
 
     def call(self, name: str, kind: str, body: Mapping[str, Any], seconds: float = 5.0) -> dict[str, Any]:
-        """Ask another peer something; Unreachable if no answer comes."""
+        """Ask another peer something; Unreachable if no answer comes. A refusal is an answer: {"refuses": reason}."""
         if name not in self._channels:
             credentials = grpc.ssl_channel_credentials(self._authority, self._key, self._certificate)
             options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]  # the name counts, not the address
@@ -74,8 +74,8 @@ class Calls:
             raise Unreachable(f"{name}: {error.code().name.lower()}") from error
         except wire.WireError as error:
             raise Unreachable(f"{name}: {error}") from error
-        if not isinstance(found, dict) or "refuses" in found:
-            raise Unreachable(f"{name}: {found['refuses'] if isinstance(found, dict) else 'no answer'}")
+        if not isinstance(found, dict):
+            raise Unreachable(f"{name}: no answer")
         return found
 
     def _serve(self, pieces: Iterable[bytes], context: Any) -> Iterator[bytes]:
@@ -87,6 +87,8 @@ class Calls:
             found = self.answer(caller, str(request["kind"]), request["body"])
         except (wire.WireError, KeyError, TypeError) as error:
             found = {"refuses": f"a request makes no sense: {error}"}
+        except FedloomError as error:
+            found = {"refuses": str(error)}
         yield from _pieces(wire.pack(found))
 
     def _gather(self, pieces: Iterable[bytes]) -> bytearray:

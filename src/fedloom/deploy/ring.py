@@ -111,6 +111,8 @@ class Ring(Flower):
             late = "deadline" in str(error)
             return self._failed(task, "late" if late else "lost", str(error))
         member.last_seen = time.time()
+        if "refuses" in answer:
+            return self._failed(task, "lost", str(answer["refuses"])[:500])
         outcome = self._outcome(task, at, answer)
         roster.write()
         if outcome.report is None or task.job != "work":
@@ -233,9 +235,10 @@ class Peer:
     def fetch(self, run: str, client: int, moment: Moment) -> Report:
         """A neighbour's report, from the neighbour; Unreachable if there is none that can be used."""
         body = {"run": run, "moment": moment}
-        report = self.calls.call(self.names[client], "fetch", body, 60.0).get("report")
+        answer = self.calls.call(self.names[client], "fetch", body, 60.0)
+        report = answer.get("report")
         if not isinstance(report, Report):
-            raise Unreachable(f"{self.names[client]} sent no report")
+            raise Unreachable(f"{self.names[client]} sent no report: {answer.get('refuses', 'nor a reason')}")
         if reason := nonsense(report, self.network):
             self.say(f"a report of {self.names[client]} is left out: {reason}")
             raise Unreachable(f"{self.names[client]}: {reason}")
@@ -248,6 +251,8 @@ class Peer:
             try:
                 answer = self.calls.call(name, "ping", {}, PING)
             except Unreachable:
+                return None
+            if "refuses" in answer:
                 return None
             same = (answer.get("digest"), answer.get("fedloom")) == (self.digest, __version__)
             if not same and (name, answer.get("digest")) not in self._strange:
@@ -298,7 +303,9 @@ class Peer:
         rounds = [answer["round"] if answer else -1 for answer in alive]
         if max(rounds) > self.notebook.get("round", -1):
             with suppress(Unreachable):
-                self._keep(self.calls.call(self.names[rounds.index(max(rounds))], "notebook", {}, 30.0))
+                found = self.calls.call(self.names[rounds.index(max(rounds))], "notebook", {}, 30.0)
+                if "refuses" not in found:
+                    self._keep(found)
         book, roster, study = self.notebook, Circle(self), self.study
         self.say(f"{self.device.name} leads" + (f" from round {book['round'] + 1}" if book else ""))
         needed = max(1, ceil(study.engine.quorum * len(self.names)))  # no splinter goes on by itself

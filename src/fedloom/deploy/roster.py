@@ -143,7 +143,9 @@ class Roster:
             refused = answer if isinstance(answer, str) else answer.get("refuses", "")
             member.ready = not refused
             if refused:
-                member.state, member.reason = "absent" if isinstance(answer, str) else "refused", str(refused)
+                member.state, member.reason = "refused", str(refused)[:500]
+            if isinstance(answer, str):  # it may answer yet
+                member.state, member.greeted = "absent", ""
 
     def post(self, letters: Mapping[int, Letter], ttl: float) -> dict[str, Sent]:
         """Send letters to clients by number; gives what is under way, by message."""

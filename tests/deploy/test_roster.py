@@ -1,0 +1,50 @@
+"""The server's list of clients, without a network."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedloom.deploy.roster import Roster
+
+
+class Answering(Roster):
+    """A list with one client that is connected, and answers that are told beforehand."""
+
+    def __init__(self, **answers):
+        node = SimpleNamespace(public_key=b"key", node_id=7, last_activated_at="now")
+        super().__init__(SimpleNamespace(get_nodes=lambda: [node]), {"one": b"key"})
+        self.answers, self.asked = answers, []
+
+    def ask(self, kind, bodies, seconds):
+        self.asked += [kind] * len(bodies)
+        return dict.fromkeys(bodies, self.answers.get(kind, ""))
+
+
+def connected(**answers):
+    roster = Answering(**answers)
+    member = roster.members[0]
+    roster.look()
+    member.state, member.greeted = "connected", member.activated
+    return roster, member
+
+
+def test_who_does_not_answer_the_setup_is_greeted_again():
+    roster, member = connected(setup="it did not answer within 60 s", hello="it did not answer within 60 s")
+    roster.greet()
+    assert roster.asked == []
+    roster.set_up({0: {}})
+    assert (member.state, member.ready) == ("absent", False)
+    roster.greet()
+    assert roster.asked == ["setup", "hello"]
+
+
+def test_who_refuses_the_setup_is_not_asked_again():
+    roster, member = connected(setup={"refuses": "too old"})
+    roster.set_up({0: {}})
+    assert (member.state, member.reason, member.ready) == ("refused", "too old", False)
+    roster.greet()
+    assert roster.asked == ["setup"]
