@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fedloom.deploy.device import Device
+from fedloom.deploy.device import Device, Disk
 from fedloom.deploy.folder import init
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
@@ -145,6 +146,39 @@ def test_who_cannot_be_reached_shows_no_model(pair):
     assert place.shown(server).keys() == report.tensors.keys()
     two.calls.close()
     assert place.shown(server) == {}
+
+
+@pytest.mark.parametrize("run", ["../../client_0/state", "/tmp", "", "ABCDEF00", "0123456789abcdef0"])
+def test_a_fetch_reaches_reports_of_runs_only(pair, run):
+    """Neither another folder nor a new one."""
+    one, two, _ = pair
+    before = sorted(two.keys.rglob("*"))
+    (two.keys / "reports").mkdir()
+    answer = one.calls.call("client_1", "fetch", {"run": run, "moment": (0, 0)})
+    assert answer["refuses"] in (
+        "the server named the run in a way that cannot be a folder",
+        "client_1 has no report of round 1, stage 0",
+    )
+    assert two._reports == {}
+    (two.keys / "reports").rmdir()
+    assert sorted(two.keys.rglob("*")) == before
+
+
+def test_reports_of_two_runs_are_fetched_at_once(pair, monkeypatch):
+    one, two, _ = pair
+    report, runs, take = Report(one.network.initial(0)), [RUN, RUN[::-1]], Disk.take
+    for run in runs:
+        two._disk(run).propose(1, (0, 0), {"report": report})
+    two._reports = {}
+
+    def slowly(self, client):
+        take(self, client)
+        time.sleep(0.2)  # the other one comes in between
+
+    monkeypatch.setattr(Disk, "take", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda run: one.fetch(run, 1, (0, 0)), runs))
+    assert [each.tensors.keys() for each in found] == [report.tensors.keys()] * 2
 
 
 def test_a_refusal_is_said(pair):

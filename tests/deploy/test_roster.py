@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -48,3 +50,12 @@ def test_who_refuses_the_setup_is_not_asked_again():
     assert (member.state, member.reason, member.ready) == ("refused", "too old", False)
     roster.greet()
     assert roster.asked == ["setup"]
+
+
+def test_the_status_file_is_written_from_many_threads(tmp_path):
+    roster, _ = connected()
+    roster.file = tmp_path / "status.json"
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: roster.write(now=True), range(400)))
+    assert json.loads(roster.file.read_text())["clients"][0]["name"] == "one"
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

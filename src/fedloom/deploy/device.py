@@ -133,7 +133,7 @@ class Device:
     def _setup(self, body: dict[str, Any]) -> dict[str, Any]:
         """Get ready for a run, or say why not."""
         try:
-            folder = self._folder(body["run"])
+            folder = self.folder(body["run"])
             self._world = self._make(body)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / ".setup.partial").write_text(json.dumps(body))
@@ -145,7 +145,8 @@ class Device:
         self._disk = self._enter(body)
         return {}
 
-    def _folder(self, run: object) -> Path:
+    def folder(self, run: object) -> Path:
+        """Where all of a run lies; InputError for a name that cannot be one's."""
         if not (isinstance(run, str) and RUN.fullmatch(run)):
             raise InputError("the server named the run in a way that cannot be a folder")
         return self.state / run
@@ -170,14 +171,14 @@ class Device:
 
     def _enter(self, body: dict[str, Any]) -> Disk:
         self._run, self._client = body["run"], int(body["client"])
-        disk = Disk(self._folder(self._run), self.device)
+        disk = Disk(self.folder(self._run), self.device)
         disk.take(self._client)
         return disk
 
     def _ready(self, run: str) -> tuple[DeviceWorld, Disk]:
         """What belongs to this run; a new process finds on the disk what the last one was told."""
         if run != self._run or self._world is None or self._disk is None:
-            path = self._folder(run) / "setup.json"
+            path = self.folder(run) / "setup.json"
             if not path.is_file():
                 raise InputError(f"'{self.name}' was not told what this run is about")
             body = json.loads(path.read_text())

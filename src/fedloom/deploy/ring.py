@@ -174,7 +174,8 @@ class Peer:
         self.leading = self.over = False
         self.deposed_by = ""
         self._strange: set[tuple[str, Any]] = set()  # peers about something else, said once
-        self._busy, self._reports = threading.Lock(), {}  # type: ignore[var-annotated]
+        self._busy, self._shelf = threading.Lock(), threading.Lock()  # for work, and for its own reports
+        self._reports: dict[str, Disk] = {}
         self.network = ServerWorld(study, device.dataset, device.split).network
         limit = SMALL + 8 * sum(part.nbytes for part in self.network.module.state_dict().values())
         self.calls = Calls(device.name, keys, {name: addresses[name] for name in self.names}, self.answer, limit)
@@ -214,20 +215,26 @@ class Peer:
         if reason := nonsense(outcome.report, self.network):
             failure = Failure(task.client, task.round, task.stage, "nonsense", reason)
             return {"outcome": replace(outcome, report=None, failure=failure)}
-        disk, moment = self._disk(run), (task.round, task.stage)
-        disk.propose(self.number, moment, {"report": outcome.report})
-        disk.forget(self.number, (task.round - 2, 0))
+        moment = task.round, task.stage
+        with self._shelf:
+            disk = self._disk(run)
+            disk.propose(self.number, moment, {"report": outcome.report})
+            disk.forget(self.number, (task.round - 2, 0))
         return {"outcome": replace(outcome, report=stub(outcome.report, moment))}
 
     def _disk(self, run: str) -> Disk:
         if run not in self._reports:
-            self._reports = {run: Disk(self.keys / "state" / run / "reports")}
+            self._reports = {run: Disk(self._reports_of(run))}
             self._reports[run].take(self.number)
-        found: Disk = self._reports[run]
-        return found
+        return self._reports[run]
+
+    def _reports_of(self, run: str) -> Path:
+        return self.device.folder(run) / "reports"
 
     def _fetched(self, run: str, moment: Moment) -> dict[str, Any]:
-        found = self._disk(run).at(self.number, moment)
+        with self._shelf:
+            known = self._reports_of(run).is_dir()  # nobody has folders made here by asking
+            found = self._disk(run).at(self.number, moment) if known else None
         if found is None:
             return {"refuses": f"{self.device.name} has no report of round {moment[0] + 1}, stage {moment[1]}"}
         return found

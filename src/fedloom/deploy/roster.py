@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -91,7 +92,7 @@ class Roster:
         self._by_key = {key: self.members[number] for number, key in enumerate(keys.values())}
         self.file: Path | None = None
         self.round = 0
-        self._written = 0.0
+        self._written, self._writing = 0.0, threading.Lock()
 
     def __len__(self) -> int:
         return len(self.members)
@@ -205,12 +206,13 @@ class Roster:
 
     def write(self, *, now: bool = False) -> None:
         """Keep the status file true, at most once a second: who is connected, last seen, what they sent."""
-        if self.file is None or (not now and time.monotonic() - self._written < 1):
-            return
-        self._written = time.monotonic()
-        partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(self.status(), indent=1))
-        partial.replace(self.file)
+        with self._writing:
+            if self.file is None or (not now and time.monotonic() - self._written < 1):
+                return
+            self._written = time.monotonic()
+            partial = self.file.with_suffix(".partial")
+            partial.write_text(json.dumps(self.status(), indent=1))
+            partial.replace(self.file)
 
     def status(self) -> dict[str, Any]:
         """The deployment as others may show it."""
