@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.deploy.device import Device
-from fedloom.deploy.folder import extra, settings
+from fedloom.deploy.folder import Capacity, ClientSettings, extra, settings
 from fedloom.deploy.messages import read, write
 from fedloom.errors import InputError
+from fedloom.settings import value_of
 
 try:
     from flwr.app import ConfigRecord, Context, Message
@@ -46,10 +47,10 @@ def device_of(
 def _device(config: dict[str, Any]) -> Device:
     if not {"name", "data", "keys"} <= config.keys():
         raise InputError("a node of fedloom needs name, data and keys in its configuration (--node-config)")
-    own = settings(Path(str(config["keys"])) / "client.toml")
-    allow = tuple(str(config["allow"]).split()) if config.get("allow") else tuple(own.get("allow", ()))
-    capacity = float(config.get("capacity") or own.get("capacity", 1.0))
-    rest = str(config.get("device", "cpu")), float(config.get("validation", 0.1))
+    own = settings(Path(str(config["keys"])) / "client.toml", ClientSettings)
+    allow = tuple(str(config["allow"]).split()) if config.get("allow") else own.allow
+    capacity = value_of("capacity", config.get("capacity", own.capacity), Capacity)
+    rest = str(config.get("device", "cpu")), value_of("validation", config.get("validation", 0.1), float)
     return device_of(str(config["name"]), str(config["data"]), str(config["keys"]), capacity, allow, *rest)
 
 

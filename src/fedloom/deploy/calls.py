@@ -45,6 +45,7 @@ class Calls:
             self._authority, self._key, self._certificate = (path.read_bytes() for path in files)
         except OSError as error:
             raise InputError(f"{error.filename} cannot be read; copy this client's folder from deploy init") from error
+        listening = {each: _here(address) for each, address in addresses.items()}
         self._channels: dict[str, Any] = {}
         handler = grpc.method_handlers_generic_handler(
             METHOD.split("/")[1], {METHOD.split("/")[2]: grpc.stream_stream_rpc_method_handler(self._serve)}
@@ -55,7 +56,7 @@ class Calls:
             [(self._key, self._certificate)], root_certificates=self._authority, require_client_auth=True
         )
         try:
-            self._server.add_secure_port(_here(addresses[name]), credentials)
+            self._server.add_secure_port(listening[name], credentials)
         except RuntimeError as error:
             raise InputError(f"{addresses[name]} cannot be listened on; is another peer running there?") from error
         self._server.start()

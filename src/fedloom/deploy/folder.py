@@ -15,14 +15,30 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Ge, Gt, Le
 
 from fedloom.errors import InputError
+from fedloom.settings import checked
 
-__all__ = ["Folder", "add_clients", "extra", "init", "settings"]
+__all__ = [
+    "Capacity",
+    "ClientSettings",
+    "Folder",
+    "ServerSettings",
+    "add_clients",
+    "extra",
+    "init",
+    "settings",
+    "table",
+]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 DAYS = 825
+Port = Annotated[int, Ge(1), Le(65535)]
+Capacity = Annotated[float, Gt(0), Le(1)]
+Kind = TypeVar("Kind")
 PORT, PEERS = 8470, 8480  # the server's port; the first peer's, when peers talk to each other
 
 
@@ -31,8 +47,32 @@ def extra(name: str, error: ImportError) -> InputError:
     return InputError(f"this needs the extra '{name}' ({error.name} is missing): pip install 'fedloom[{name}]'")
 
 
-def settings(path: Path) -> dict[str, Any]:
-    """A settings file of a deployment."""
+@dataclass(frozen=True)
+class ServerSettings:
+    """What `server.toml` may say."""
+
+    host: str = "0.0.0.0"
+    port: Port | None = None
+    rate: Annotated[float, Gt(0)] = 200.0
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """What `client.toml` may say."""
+
+    name: str | None = None
+    server: str = ""
+    allow: tuple[str, ...] = ()
+    capacity: Capacity = 1.0
+
+
+def settings(path: Path, of: type[Kind]) -> Kind:
+    """A settings file of a deployment, checked."""
+    return of(**checked(str(path), of, table(path)))
+
+
+def table(path: Path) -> dict[str, Any]:
+    """A file of a deployment that is TOML."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -90,7 +130,7 @@ def add_clients(path: Path, names: Sequence[str], server: str | None = None) -> 
     folder = Folder(path)
     authority = _Authority.load(path)
     _check_names(names, {file.stem for file in folder.registered.glob("*.pub")})
-    address = server or settings(next((path / "clients").glob("*")) / "client.toml")["server"]
+    address = server or settings(next((path / "clients").glob("*")) / "client.toml", ClientSettings).server
     for name in names:
         own = folder.client(name)
         own.mkdir(parents=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedloom import __version__
 from fedloom.deploy.device import Device
-from fedloom.deploy.folder import settings
+from fedloom.deploy.folder import ClientSettings, settings
 from fedloom.deploy.messages import read
 from fedloom.errors import InputError
 from fedloom.runs.experiment import Watch
@@ -37,11 +37,13 @@ def join(
         if name is None:
             raise InputError("join needs --name, or --keys with the client's folder")
         keys = Path("deploy") / "clients" / name
-    own = settings(keys / "client.toml")
-    name = name or str(own["name"])
+    own = settings(keys / "client.toml", ClientSettings)
+    name = name or own.name
+    if not name:
+        raise InputError(f"{keys / 'client.toml'} does not say the client's name; give --name")
     config: dict[str, Any] = {
-        "name": name, "data": str(data), "keys": str(keys), "allow": " ".join((*own.get("allow", ()), *allow)),
-        "capacity": capacity or float(own.get("capacity", 1.0)), "device": device, "validation": validation,
+        "name": name, "data": str(data), "keys": str(keys), "allow": " ".join((*own.allow, *allow)),
+        "capacity": own.capacity if capacity is None else capacity, "device": device, "validation": validation,
     }  # fmt: skip
     if study is not None:
         from fedloom.deploy.ring import join_peers
@@ -57,7 +59,9 @@ def join(
     from fedloom.deploy.apps import LARGEST, client_app, describe
     from fedloom.deploy.node import Node
 
-    node = Node(server or str(own.get("server", "")), keys, config, say)
+    if not (server or own.server):
+        raise InputError(f"{keys / 'client.toml'} does not say where the server is; give --server HOST:PORT")
+    node = Node(server or own.server, keys, config, say)
     say(describe(config))
 
     def over(message: Any) -> bool:

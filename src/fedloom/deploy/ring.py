@@ -26,19 +26,29 @@ from fedloom import __version__, wire
 from fedloom.deploy.calls import Calls, Unreachable
 from fedloom.deploy.device import Device, Disk
 from fedloom.deploy.engine import GRACE, PATIENCE, Flower
-from fedloom.deploy.folder import settings
+from fedloom.deploy.folder import table
 from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Roster
-from fedloom.deploy.serve import DEPLOYMENT, Deployment, Meeting, Say, columns_of, fix, gather
+from fedloom.deploy.serve import (
+    DEPLOYMENT,
+    Deployment,
+    Meeting,
+    Say,
+    columns_of,
+    enough,
+    fix,
+    gather,
+    has_server,
+    study_of,
+)
 from fedloom.deploy.worlds import ServerWorld, server_data, told
 from fedloom.engine.worker import arrived
 from fedloom.errors import InputError, Interrupted
 from fedloom.fleet.nonsense import nonsense
-from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.start import plain
 from fedloom.runs.store import STATUS, Store
-from fedloom.runs.study import Study, method_of, read, resolve
+from fedloom.runs.study import Study
 from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors
 
 __all__ = ["Peer", "join_peers"]
@@ -382,25 +392,15 @@ def join_peers(
     study_file: Path, name: str, keys: Path, device: Device, *, least: int = 0, watch: Watch, say: Say
 ) -> Path | None:
     """Be a peer of a study without a server until it is over."""
-    addresses = {key: str(value) for key, value in settings(keys / "peers.toml").items()}
-    sections = read(study_file)
-    sections["fleet"] = {
-        "clients": len(addresses),
-        **{k: v for k, v in sections.get("fleet", {}).items() if k == "weak"},
-    }
-    sections.pop("partition", None)
-    # Every finished round goes into the notebook.
-    sections["run"] = {**sections.get("run", {}), "checkpoint_every": 1}
-    study = resolve(sections, str(study_file))
-    if type(method_of(study)).round is not Method.round:
+    addresses = {key: str(value) for key, value in table(keys / "peers.toml").items()}
+    least, study = enough(least, len(addresses)), study_of(study_file, len(addresses), say)
+    if has_server(study):
         raise InputError(f"{study.method.name} has a server; start it with: fedloom serve {study_file}")
-    if study.evaluate.on != "own":
-        raise InputError(
-            f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
-        )
+    # Every finished round goes into the notebook.
+    study = study.model_copy(update={"run": study.run.model_copy(update={"checkpoint_every": 1})})
     peer = Peer(study, device, keys, addresses, say)
     try:
-        folder = peer.take_part(least or len(addresses), watch)
+        folder = peer.take_part(least, watch)
     except Interrupted as stop:
         again = f"Go on with: fedloom join {study_file} --name {name} ..., as before"
         raise Interrupted(stop.folder, stop.exit_code - 128, again) from None

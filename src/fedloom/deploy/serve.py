@@ -16,7 +16,7 @@ import numpy as np
 from fedloom import __version__
 from fedloom.data.levels import count_levels, moments
 from fedloom.deploy.engine import Flower
-from fedloom.deploy.folder import settings
+from fedloom.deploy.folder import Port, ServerSettings, settings
 from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Member, Roster, agreed, registered
 from fedloom.deploy.worlds import ServerWorld, server_data, told
@@ -27,13 +27,15 @@ from fedloom.runs.result import Result
 from fedloom.runs.start import plain
 from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study, method_of, read, resolve
+from fedloom.settings import value_of
 
 __all__ = [
-    "DEPLOYMENT", "Deployment", "Meeting", "Say", "columns_of", "conduct", "fix", "gather", "rounds_of",
-    "serve",
+    "DEPLOYMENT", "Deployment", "Meeting", "Say", "columns_of", "conduct", "enough", "fix", "gather", "has_server",
+    "rounds_of", "serve", "study_of",
 ]  # fmt: skip
 
 DEPLOYMENT = "deployment.json"
+KEPT = ("weak", "deadline")  # settings of a fleet that real clients have too
 Say = Callable[[str], None]
 
 
@@ -58,16 +60,19 @@ def serve(
     say: Say = _quietly,
 ) -> Result:
     """Run a study, or go on with a run's folder, with the clients that join."""
-    own = settings(keys / "server.toml")
+    own = settings(keys / "server.toml", ServerSettings)
+    port = own.port if port is None else value_of("--port", port, Port)
+    if port is None:
+        raise InputError(f"{keys / 'server.toml'} does not say the port to listen on; give --port")
     known = registered(keys)
     if not target.is_dir():
-        _study(target, len(known))  # whatever is wrong with it is said before anybody waits
+        _served(target, len(known))  # whatever is wrong with it is said before anybody waits
     from flwr.app import Context, RecordDict
 
     from fedloom.deploy.apps import server_app
     from fedloom.deploy.link import link
 
-    where = host or str(own.get("host", "0.0.0.0")), port or int(own.get("port", 0))
+    where = host or own.host, port
     config: dict[str, Any] = {
         "study": str(target),
         "keys": str(keys),
@@ -77,7 +82,7 @@ def serve(
     }
     watching.set(watch)
     saying.set(say)
-    with link(known, keys, *where, rate=float(own.get("rate", 200))) as grid:
+    with link(known, keys, *where, rate=own.rate) as grid:
         say(f"listening on {where[0]}:{where[1]}")
         context = Context(grid.run.run_id, 1, {}, RecordDict(), config)
         server_app(grid, context)
@@ -92,13 +97,25 @@ def rounds_of(target: Path) -> tuple[str, int]:
     return study.method.name, study.run.rounds
 
 
-def _study(path: Path, clients: int) -> Study:
-    """The study of a file, about real clients: its fleet is who is registered."""
+def study_of(path: Path, clients: int, say: Say = _quietly) -> Study:
+    """The study of a file, about real clients: its fleet is who is registered, and it says nothing of a partition."""
     sections = read(path)
-    sections["fleet"] = {key: value for key, value in sections.get("fleet", {}).items() if key in ("weak", "deadline")}
-    sections["fleet"]["clients"] = clients
-    sections.pop("partition", None)
-    study = resolve(sections, str(path))
+    fleet = sections.pop("fleet", {})
+    if not isinstance(fleet, dict):
+        raise InputError(f"'fleet' must be a section with settings; got {fleet!r} ({path})")
+    kept = {key: value for key, value in fleet.items() if key in KEPT}
+    ignored = [f"fleet.{key}" for key in fleet if key not in KEPT]
+    if sections.pop("partition", None) is not None:
+        ignored.append("partition")
+    study = resolve({**sections, "fleet": {**kept, "clients": clients}}, str(path))
+    suits(study)
+    if ignored:
+        say(f"{path}: clients hold their own data and tell their capacities; not used: {', '.join(ignored)}")
+    return study
+
+
+def suits(study: Study) -> None:
+    """Refuse a study that cannot be about real clients."""
     method = method_of(study)
     if method.pooled:
         raise InputError(f"{study.method.name} needs the data of all clients in one place; it cannot be deployed")
@@ -110,7 +127,24 @@ def _study(path: Path, clients: int) -> Study:
         raise InputError(
             f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
         )
-    if type(method).round is Method.round:
+
+
+def has_server(study: Study) -> bool:
+    """Whether the method has one, or is peers among themselves."""
+    return type(method_of(study)).round is not Method.round
+
+
+def enough(asked: int, known: int) -> int:
+    """How many clients to wait for; 0 asks for all."""
+    if not 0 <= asked <= known:
+        raise InputError(f"--min must be between 1 and the {known} registered clients; got {asked}")
+    return asked or known
+
+
+def _served(path: Path, clients: int, say: Say = _quietly) -> Study:
+    """A study for a server."""
+    study = study_of(path, clients, say)
+    if not has_server(study):
         raise InputError(
             f"{study.method.name} has no server; start every client as a peer: "
             f"fedloom join {path} --name NAME --data FILE"
@@ -153,12 +187,10 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
             raise InputError(f"{keys} no longer knows {', '.join(sorted(gone))}, who took part in {target}")
         known = {name: known[name] for name in fixed.names}
     roster = Roster(grid, known, getattr(grid, "traffic", None))
-    least = int(config.get("min") or 0) or len(roster)
-    if not 1 <= least <= len(roster):
-        raise InputError(f"--min must be between 1 and the {len(roster)} registered clients; got {least}")
+    least = enough(int(config.get("min") or 0), len(roster))
+    study = store.study() if store else _served(target, len(roster), say)
     roster.file = store.folder / STATUS if store else None
     gather(roster, least, say)
-    study = store.study() if store else _study(target, len(roster))
     if fixed is None:
         fixed = fix(roster, study, public)
     data = server_data(public, test, fixed.shape, fixed.class_names, len(roster))
