@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedloom.deploy.device import Device
 from fedloom.errors import InputError
 from tests.deploy.federation import Federation
 
@@ -109,3 +110,11 @@ def test_what_a_study_says_in_vain_is_said(federation, method, server):
     assert has_server(study) is server
     assert len(said) == 1
     assert said[0].endswith("not used: fleet.name, fleet.clients, partition")
+
+
+def test_what_a_device_tells_is_what_others_need(federation):
+    """Not which classes it holds."""
+    device = Device("client_0", federation.folder / "data" / "client_0.npz", federation.folder / "state")
+    assert device.facts().keys() == {
+        "name", "protocol", "fedloom", "torch", "python", "samples", "capacity", "shape", "class_names", "levels",
+    }  # fmt: skip

@@ -117,12 +117,11 @@ class Device:
     def facts(self, server: str = __version__) -> dict[str, Any]:
         """What a client tells of itself when it joins: sizes, classes, capacity, versions; no images, no labels."""
         trained = np.concatenate([self.split.train[0], self.split.validation[0]])
-        labels = self.dataset.y[self.split.train[0]]
         facts: dict[str, Any] = {
             "name": self.name, "protocol": PROTOCOL, "fedloom": __version__, "torch": torch.__version__,
-            "python": platform.python_version(), "samples": len(labels), "capacity": self.capacity,
+            "python": platform.python_version(), "samples": len(self.split.train[0]), "capacity": self.capacity,
             "shape": list(self.dataset.x.shape[1:]), "class_names": list(self.dataset.class_names),
-            "held": np.unique(labels), "levels": count_levels(self.dataset.x, trained),
+            "levels": count_levels(self.dataset.x, trained),
         }  # fmt: skip
         if server != __version__:
             facts["refuses"] = (
