@@ -29,24 +29,13 @@ from fedloom.deploy.engine import GRACE, PATIENCE, Flower
 from fedloom.deploy.folder import table
 from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Roster
-from fedloom.deploy.serve import (
-    DEPLOYMENT,
-    Deployment,
-    Meeting,
-    Say,
-    columns_of,
-    enough,
-    fix,
-    gather,
-    has_server,
-    study_of,
-)
+from fedloom.deploy.serve import Deployment, Meeting, Say, columns_of, enough, fix, gather, has_server, study_of
 from fedloom.deploy.worlds import ServerWorld, server_data, told
 from fedloom.engine.worker import arrived
 from fedloom.errors import InputError, Interrupted
 from fedloom.fleet.nonsense import nonsense
 from fedloom.runs.experiment import Watch, experiment
-from fedloom.runs.start import plain
+from fedloom.runs.start import DEPLOYMENT, plain
 from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study
 from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors

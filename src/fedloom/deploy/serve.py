@@ -24,17 +24,16 @@ from fedloom.errors import InputError, Interrupted
 from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
-from fedloom.runs.start import plain
+from fedloom.runs.start import DEPLOYMENT, goes_on, plain
 from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study, method_of, read, resolve
 from fedloom.settings import value_of
 
 __all__ = [
-    "DEPLOYMENT", "Deployment", "Meeting", "Say", "columns_of", "conduct", "enough", "fix", "gather", "has_server",
+    "Deployment", "Meeting", "Say", "columns_of", "conduct", "enough", "fix", "gather", "has_server",
     "rounds_of", "serve", "study_of",
 ]  # fmt: skip
 
-DEPLOYMENT = "deployment.json"
 KEPT = ("weak", "deadline")  # settings of a fleet that real clients have too
 Say = Callable[[str], None]
 
@@ -182,6 +181,8 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
             raise InputError(f"{target} is not the folder of a served run; go on with: fedloom resume {target}")
         if store.read("summary.json") is not None:
             return target
+        if not has_server(store.study()):
+            raise InputError(f"{target} is a run of peers, without a server; go on with: {goes_on(store)}")
         fixed = Deployment(**written)
         if gone := set(fixed.names) - known.keys():
             raise InputError(f"{keys} no longer knows {', '.join(sorted(gone))}, who took part in {target}")

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from fedloom.data.picture import FAINT, INK, MOST, PARTS
 from fedloom.errors import InputError
+from fedloom.runs.start import DEPLOYMENT
 from fedloom.runs.store import Store
+from fedloom.runs.study import Study
 from fedloom.runs.world import world_of
 
 if TYPE_CHECKING:
@@ -128,16 +130,21 @@ def read(folder: Path) -> Chosen:
         elif entry["job"] == "evaluate" and not entry["failed"]:
             for name, table in (("loss", losses), ("accuracy", accuracies)):
                 table.setdefault(entry["round"] + 1, np.full(clients, np.nan))[entry["client"]] = entry[name]
+    sorted_cohorts = [np.array(sorted(cohort), np.int64) for cohort in cohorts]
+    return Chosen(clients, rounds, sorted_cohorts, losses, accuracies, _samples(store, study))
+
+
+def _samples(store: Store, study: Study) -> Floats | None:
+    """Training samples by client and class; None where nobody here knows."""
+    if store.read(DEPLOYMENT) is not None:  # real clients keep their labels to themselves
+        return None
     try:
         world = world_of(study.model_dump_json(), store.split_file)
-        rows = world.split.train
-        cells = rows.owners * world.dataset.classes + world.dataset.y[rows.rows]
-        held = np.bincount(cells, minlength=clients * world.dataset.classes)
-        samples: Floats | None = held.reshape(clients, world.dataset.classes).astype(np.float64)
     except InputError:  # the run was copied to a machine without the data
-        samples = None
-    sorted_cohorts = [np.array(sorted(cohort), np.int64) for cohort in cohorts]
-    return Chosen(clients, rounds, sorted_cohorts, losses, accuracies, samples)
+        return None
+    rows, clients, classes = world.split.train, study.fleet.clients, world.dataset.classes
+    cells = rows.owners * classes + world.dataset.y[rows.rows]
+    return np.bincount(cells, minlength=clients * classes).reshape(clients, classes).astype(np.float64)
 
 
 def fairness(folder: Path, path: Path | None = None) -> Path:
@@ -154,9 +161,8 @@ def fairness(folder: Path, path: Path | None = None) -> Path:
     _coverage(coverage, chosen)
     _time(time, chosen)
     rule = study.select.name or "uniform"
-    title = (
-        f"{study.method.name}, {rule} selection, {study.data.name}: {chosen.rounds} rounds, {chosen.clients} clients"
-    )
+    data = study.data.name if Store.open(folder).read(DEPLOYMENT) is None else "data of real clients"
+    title = f"{study.method.name}, {rule} selection, {data}: {chosen.rounds} rounds, {chosen.clients} clients"
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     target = path or folder / "fairness.png"
     target.parent.mkdir(parents=True, exist_ok=True)

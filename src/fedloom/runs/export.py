@@ -8,7 +8,10 @@ import safetensors.torch
 import torch
 
 from fedloom.errors import InputError, choose
+from fedloom.method import Method
+from fedloom.runs.start import DEPLOYMENT, goes_on
 from fedloom.runs.store import Store
+from fedloom.runs.study import method_of
 from fedloom.runs.world import world_of
 
 __all__ = ["export"]
@@ -23,9 +26,8 @@ def export(folder: Path, file: Path) -> str:
     store = Store.open(folder)
     summary = store.read("summary.json")
     if summary is None:
-        raise InputError(f"{folder} is not finished; go on with: fedloom resume {folder}")
+        raise InputError(f"{folder} is not finished; go on with: {goes_on(store)}")
     study = store.study()
-    world = world_of(study.model_dump_json(), store.split_file)
     if not store.model_file.exists():
         raise InputError(f"{study.method.name} has no global model: every client has its own; nothing to export")
     plain = safetensors.torch.load_file(store.model_file)
@@ -34,7 +36,18 @@ def export(folder: Path, file: Path) -> str:
         safetensors.torch.save_file(plain, file)
     else:
         torch.save(plain, file)
-    data, fields = world.dataset, "".join(f", {key}={value!r}" for key, value in study.model.fields.items())
-    sizes = f"channels={data.channels}, classes={data.classes}, size={data.size}"
+    shape, classes = _kind(store)
+    fields = "".join(f", {key}={value!r}" for key, value in study.model.fields.items())
+    sizes = f"channels={shape[0]}, classes={classes}, size={shape[1]}"
     line = f"fedloom.models.resolve.build({study.model.name!r}, {sizes}{fields})"
-    return world.method.recipe(line, tuple(data.x.shape[1:]), data.classes, summary.get("found", {}))
+    method: Method = method_of(study)
+    return method.recipe(line, shape, classes, summary.get("found", {}))
+
+
+def _kind(store: Store) -> tuple[tuple[int, ...], int]:
+    """Shape of an image and number of classes: as real clients agreed on, or of the data set."""
+    agreed = store.read(DEPLOYMENT)
+    if agreed is not None:
+        return tuple(agreed["shape"]), len(agreed["class_names"])
+    data = world_of(store.study().model_dump_json(), store.split_file).dataset
+    return tuple(data.x.shape[1:]), data.classes

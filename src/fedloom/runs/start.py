@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError, choose
+from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
-from fedloom.runs.study import Study, override, resolve
+from fedloom.runs.study import Study, method_of, override, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["SHORT", "difference", "plain", "resume", "run", "sections_of", "settled", "start"]
+__all__ = ["DEPLOYMENT", "SHORT", "difference", "goes_on", "plain", "resume", "run", "sections_of", "settled", "start"]
 
+DEPLOYMENT = "deployment.json"  # what is fixed of a run with real clients, in its folder: their kind of data, names
 SHORT = {
     "dataset": "data.name", "model": "model.name", "clients": "fleet.clients", "rounds": "run.rounds",
     "fleet": "fleet.name", "partition": "partition.name", "select": "select.name", "share": "share.name",
@@ -101,8 +103,19 @@ def resume(folder: Path, watch: Watch | None = None) -> Result:
     summary = store.read("summary.json")
     if summary is not None:
         return Result(store, summary)
+    if store.read(DEPLOYMENT) is not None:
+        raise InputError(f"{folder} is a run with real clients; go on with: {goes_on(store)}")
     world = world_of(study.model_dump_json(), store.split_file)
     return Result(store, experiment(store, world, watch or _nobody))
+
+
+def goes_on(store: Store) -> str:
+    """The command that goes on with a run."""
+    if store.read(DEPLOYMENT) is None:
+        return f"fedloom resume {store.folder}"
+    if type(method_of(store.study())).round is Method.round:
+        return "fedloom join, for every peer as before"
+    return f"fedloom serve {store.folder}"
 
 
 def _nobody(row: Mapping[str, Any]) -> None:

@@ -1,0 +1,86 @@
+"""The folder of a run with real clients: nobody takes it for a simulation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import fedloom.models.resolve
+from fedloom.deploy.folder import init
+from fedloom.errors import InputError
+from fedloom.report.fairness import fairness, read
+from fedloom.runs.export import export
+from fedloom.runs.start import resume
+from tests.deploy.federation import Federation, together
+
+pytest.importorskip("flwr")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A run of two clients, for which no data set is at hand."""
+    federation = Federation(tmp_path_factory.mktemp("served"), clients=2, limit=100, run={"rounds": 1})
+    result, _ = together(federation)
+    return result.folder
+
+
+@pytest.fixture(autouse=True)
+def without_data(monkeypatch):
+    def load(*given):
+        raise AssertionError("a data set was loaded")
+
+    monkeypatch.setattr("fedloom.runs.world.dataset_of", load)
+
+
+@pytest.fixture
+def unfinished(served, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(served, folder)
+    (folder / "summary.json").unlink()
+    return folder
+
+
+def test_it_is_exported_with_the_clients_kind_of_data(served, tmp_path):
+    line = export(served, tmp_path / "model.pt")
+    assert line == "fedloom.models.resolve.build('lenet5_bn', channels=1, classes=10, size=8)"
+    eval(line, {"fedloom": fedloom}).load_state_dict(torch.load(tmp_path / "model.pt"))
+
+
+def test_its_fairness_knows_no_samples(served, tmp_path):
+    chosen = read(served)
+    assert chosen.samples is None
+    assert [cohort.tolist() for cohort in chosen.cohorts] == [[0, 1]]
+    assert fairness(served, tmp_path / "fairness.png").is_file()
+
+
+def test_a_finished_one_is_given_back(served):
+    assert resume(served).summary["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "command"), [("fedavg", "fedloom serve .*run"), ("gossip", "fedloom join, for every peer as before")]
+)
+def test_it_says_how_to_go_on(unfinished, tmp_path, method, command):
+    for name in ("study.json", ".study.json"):
+        study = json.loads((unfinished / name).read_text())
+        study["method"]["name"] = method
+        (unfinished / name).write_text(json.dumps(study))
+    with pytest.raises(InputError, match=f"is a run with real clients; go on with: {command}"):
+        resume(unfinished)
+    with pytest.raises(InputError, match=f"is not finished; go on with: {command}"):
+        export(unfinished, tmp_path / "model.pt")
+
+
+def test_a_run_of_peers_cannot_be_served(unfinished):
+    from fedloom.deploy.serve import conduct
+
+    study = json.loads((unfinished / "study.json").read_text())
+    study["method"]["name"] = "gossip"
+    (unfinished / "study.json").write_text(json.dumps(study))
+    keys = unfinished.parent / "deploy"
+    init(keys, ["client_0", "client_1"])
+    with pytest.raises(InputError, match="is a run of peers, without a server; go on with: fedloom join"):
+        conduct(None, {"study": str(unfinished), "keys": str(keys / "server")})
