@@ -126,23 +126,31 @@ class Client:
         uses = {id(part): sum(part is other for other in parts) for part in parts}
         epoch = max(1, len(batches_of(parts[0].rows, train.batch_size)) // uses[id(parts[0])])
         number = train.steps if train.steps is not None else train.epochs * epoch
-        pools = {id(part): self._pool(part, -(-number // epoch), generator) for part in parts}
+        apart = len(uses) > 1 and any(part.augment for part in parts)  # then each has copies of its own
+        pools = {id(part): self._pool(part, -(-number // epoch), generator, apart) for part in parts}
+        images, start = pools[id(parts[0])][0], 0
+        if apart:
+            x, y = (torch.cat([getattr(pool, name) for pool, _ in pools.values()]) for name in ("x", "y"))
+            images = replace(images, x=x, y=y)
+            for key, (pool, rows) in pools.items():
+                pools[key] = pool, [each + start for each in rows]
+                start += len(pool.x)
         streams = {
             key: _batches(pool, train.batch_size, generator, uses[key], shuffle) for key, (_, pool) in pools.items()
         }
         steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(number)]
         drawn = torch.randint(variants, (number,), generator=generator).tolist() if variants > 1 else [0] * number
-        images, _ = pools[id(parts[0])]
         return Plan(images, steps, drawn, min(epoch, number), self._seed(purpose))
 
-    def _pool(self, part: Samples, epochs: int, generator: torch.Generator) -> tuple[Images, list[Tensor]]:
-        """Images to draw from and, epoch by epoch, their rows: the client's as they are, or augmented copies."""
+    def _pool(self, part: Samples, epochs: int, generator: torch.Generator, apart: bool) -> tuple[Images, list[Tensor]]:
+        """Images to draw from and, epoch by epoch, their rows: the client's as they are, or (augmented) copies."""
         # Batch norm cannot train on a single sample, so a client that has but one sees it twice a batch.
         rows = part.rows.repeat(2) if len(part) == 1 and self.network.norms else part.rows
-        if part.augment is None:
+        if part.augment is None and not apart:
             return part.images, [rows]
-        own = rows.to(part.images.x.device)
-        copies = torch.cat([part.augment(part.images.x[own], generator) for _ in range(epochs)])
+        own, epochs = rows.to(part.images.x.device), epochs if part.augment else 1
+        seen = part.augment or (lambda x, _: x)
+        copies = torch.cat([seen(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)
         return images, [torch.arange(len(own)) + number * len(own) for number in range(epochs)]
 

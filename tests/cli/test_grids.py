@@ -356,6 +356,10 @@ def test_a_run_that_is_under_way_is_not_touched(command, tmp_path):
     with subprocess.Popen([sys.executable, "-c", line, place / ".claim"], stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         assert "being run by another process" in command("resume", place).err
+        for looks in ("knowledge", "profile"):
+            looked = command(looks, place)
+            assert looked.code == 2
+            assert "is being run" in looked.err
         assert Store(place).is_running
         other.kill()
     assert not Store(place).is_running

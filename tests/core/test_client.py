@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,6 +79,23 @@ def test_two_parts_give_a_batch_each_and_the_shorter_starts_again():
     assert len(plan.steps) == 4
     assert sorted(flat(plan.steps, 0)) == list(range(20))
     assert sorted(flat(plan.steps[:2], 1)) == list(range(60, 67)) == sorted(flat(plan.steps[2:], 1))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_part_beside_an_augmented_one_keeps_its_own_images(epochs):
+    """The first part's copies are turned over; the other's images are as they were, with their labels."""
+    client = planned(range(20), batch_size=5, epochs=epochs)
+    augmented = replace(client.train, augment=lambda x, generator: x.flip(-1))
+    other = Samples(IMAGES, torch.arange(60, 67))
+    plan = client.plan([augmented, other])
+    pixels = {image.numpy().tobytes(): number for number, image in enumerate(IMAGES.x.float())}
+    for first, second in plan.steps:
+        turned = [pixels[image.flip(-1).float().numpy().tobytes()] for image in plan.images.x[first]]
+        left = [pixels[image.float().numpy().tobytes()] for image in plan.images.x[second]]
+        assert set(turned) <= set(range(20))
+        assert set(left) <= set(range(60, 67))
+        assert torch.equal(plan.images.y[first], IMAGES.y[turned])
+        assert torch.equal(plan.images.y[second], IMAGES.y[left])
 
 
 @pytest.mark.parametrize("count", [40, 36, 20, 24, 30, 33])

@@ -125,3 +125,15 @@ def test_c_moves_by_the_share_of_those_who_took_part():
 def test_a_cut_is_refused_with_the_reason():
     with pytest.raises(InputError, match="cannot run under a cut"):
         Scaffold(cut=Prefix()).check()
+
+
+def test_a_server_rate_moves_parameters_and_leaves_buffers_to_their_mean():
+    (_, _, plain), (_, _, fast) = (
+        rounds(Scaffold(select=Uniform(), server_rate=rate), 1, make=Normed) for rate in (1.0, 3.0)
+    )
+    first = network_of(Normed, torch.float64).initial(1)
+    for name, tensor in fast.tensors.items():
+        if name in fast.network.buffers:
+            assert torch.equal(tensor, plain.tensors[name])
+        else:
+            torch.testing.assert_close(tensor - first[name], 3 * (plain.tensors[name] - first[name]))

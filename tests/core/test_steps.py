@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedloom.engine.reference import Eager, Reference
+from fedloom.engine.stacked import stack_fixed
 from fedloom.policies.objective import CrossEntropy
 from fedloom.readings import Accuracy
 from fedloom.steps import SGD, Adam, Descent, clip_, optimizer_of
@@ -223,6 +224,16 @@ def test_a_deadline_is_checked_between_steps():
     fit = Fit(network.initial(0), Descent.of(CrossEntropy(), Train()), client.plan(), {"lr": client.rate})
     (late,) = Reference(network, deadline=1e-9).solve([fit])
     assert isinstance(late, TimeoutError)
+
+
+def test_a_stack_has_a_rate_of_its_own():
+    """A captured step's rate is overwritten in every round; the network's number must stay what it is."""
+    network = network_of(Plain)
+    client = client_of(range(8), network)
+    fit = Fit(network.initial(0), Descent.of(CrossEntropy(), Train()), client.plan(), {"lr": network.scalar(0.25)})
+    fixed, _ = stack_fixed([fit, fit])
+    fixed["lr"].fill_(7.0)
+    assert float(network.scalar(0.25)) == 0.25
 
 
 def test_gradients_by_tensors_that_the_loss_does_not_touch_are_zero():

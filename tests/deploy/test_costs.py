@@ -76,6 +76,8 @@ def test_a_round_without_work_takes_less_than_three_seconds(tmp_path):
 def test_a_capacity_is_what_fits():
     whole = measure("lenet5", (1, 28, 28), 10, samples=100, memory=2**30)
     assert whole.capacity == 1
+    # Parameters some times over, and what lenet5 saves: two maps before and after each ReLU and pooling, 32 times.
+    assert 3 * 61_706 * 4 < whole.training_bytes < 8 * 61_706 * 4 + 32 * 44_944
     less = measure("lenet5", (1, 28, 28), 10, samples=100, memory=whole.training_bytes // 2)
     assert 0 < less.capacity < 1
     assert less.training_bytes <= whole.training_bytes // 2

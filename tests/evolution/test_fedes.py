@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
 
@@ -136,6 +136,7 @@ def test_validation_images_are_drawn_anew_and_never_trained_on():
         assert train | validation == set(before.train.rows.tolist()) | set(before.validation.rows.tolist())
         assert (len(after.train), len(after.validation)) == (len(before.train), len(before.validation))
         held.append(validation)
+        assert redrawn(replace(before, train=replace(before.train, augment=torch.flip))).train.augment is torch.flip
     assert held[0] != held[1]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fedloom.errors import InputError
 from fedloom.registry import find
+from fedloom.types import Task
 from tests.contract.study import final, rows
 from tests.methods.tiny import NORMED, begin, run, same, server_of, study_of, world
 
@@ -59,3 +63,21 @@ def test_part_of_the_clients(method, tmp_path):
 def test_settings_of_the_preset_are_its_documented_ones(method):
     assert study_of(method).method.fields == {}
     assert find("method", method).__doc__
+
+
+@pytest.mark.parametrize("method", ["scaffold", "gossip", "local", "fedrkd"])
+def test_a_filter_that_would_not_cover_what_leaves_is_refused(method):
+    with pytest.raises(InputError, match=r"leave \[filter\] out"):
+        world(method, filter={"name": "clip"}).check()
+
+
+def test_a_deadline_needs_a_trainer_that_looks_between_steps():
+    with pytest.raises(InputError, match="does not stop between them"):
+        world(engine={"deadline": 5.0, "trainer": "stacked"}).check()
+    assert world(engine={"deadline": 5.0}).settled.engine.trainer == "reference"
+
+
+def test_fedsgd_shows_a_single_sample_twice_in_one_batch():
+    client = replace(world("fedsgd", **NORMED).client(Task(0, 0), {}))
+    alone = replace(client, train=replace(client.train, rows=client.train.rows[:1]))
+    assert [len(step[0]) for step in find("method", "fedsgd")().plan(alone).steps] == [2]

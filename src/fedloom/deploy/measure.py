@@ -74,7 +74,7 @@ def measure(
         if capacity < 1:
             where = Prefix()(network, capacity, 0, torch.Generator())
             tensors = network.units.take(tensors, where) if where else tensors
-        needed = COPIES * sum(each.nbytes for each in tensors.values()) + _activations(network, tensors, batch_size)
+        needed = COPIES * sum(each.nbytes for each in tensors.values()) + network.saved_bytes(tensors, batch_size)
         epoch = 3 * network.macs(tensors) * samples / speed
         if needed <= room and (seconds is None or epoch <= seconds):
             return Measured(room, speed, model, capacity, needed, epoch)
@@ -96,22 +96,3 @@ def _speed(network: Network, batch_size: int) -> float:
         optimizer.step()
         best = min(best, perf_counter() - begin)
     return 3 * network.macs(network.initial(0)) * batch_size / best
-
-
-def _activations(network: Network, tensors: dict[str, torch.Tensor], batch_size: int) -> int:
-    """Bytes of what the forward pass keeps for the backward one."""
-    kept: set[int] = set()
-    total = 0
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal total
-        if tensor.data_ptr() not in kept:
-            kept.add(tensor.data_ptr())
-            total += tensor.nbytes
-        return tensor
-
-    leaves = {name: each.clone().requires_grad_(each.is_floating_point() and name not in network.buffers)
-              for name, each in tensors.items()}  # fmt: skip
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        torch.autograd.backward(network.bound(leaves, training=True)(torch.randn(2, *network.shape)).sum())
-    return total * batch_size // 2

@@ -29,6 +29,7 @@ from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
+from fedloom.seeds import seeded
 from fedloom.types import Fit, Fitted, Images, Measure, Request, Step, Tensors
 
 __all__ = ["Graphs"]
@@ -274,8 +275,8 @@ class Graphs(Reference):
 
     window = 256
 
-    def __init__(self, network: Network, *, deadline: float | None = None, stack: bool = True) -> None:
-        super().__init__(network, deadline=deadline)
+    def __init__(self, network: Network, *, stack: bool = True) -> None:
+        super().__init__(network)
         self.stack = stack
         self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
         self._machines: dict[tuple[object, ...], list[Machine]] = {}
@@ -408,14 +409,17 @@ class Graphs(Reference):
                         machine.capture(kind)
         done: list[Tensors] = []
         sums: list[Tensor] = []
-        # Step by step through the clients: all of one client's replays in a row would leave the other streams idle.
-        for number in range(max((len(job.kinds) for _, job in now), default=0)):
-            for machine, job in now:
-                if number < len(job.kinds):
-                    with torch.cuda.stream(machine.stream):
-                        if number == 0:
-                            machine.load(job.fits, job.orders, job.masks)
-                        machine.graphs[job.kinds[number]].replay()
+        # What networks draw themselves (dropout) starts from the first fit's seed, after all captures: a run that is
+        # resumed captures again. Step by step through the clients: all of one client's replays in a row would leave
+        # the other streams idle.
+        with seeded(now[0][1].fits[0].plan.seed, self.network.device):
+            for number in range(max(len(job.kinds) for _, job in now)):
+                for machine, job in now:
+                    if number < len(job.kinds):
+                        with torch.cuda.stream(machine.stream):
+                            if number == 0:
+                                machine.load(job.fits, job.orders, job.masks)
+                            machine.graphs[job.kinds[number]].replay()
         for machine, job in now:
             with torch.cuda.stream(machine.stream):
                 tensors, total = self._unload(machine, job)

@@ -151,7 +151,7 @@ def stack_fixed(fits: Sequence[Fit]) -> tuple[dict[str, Any], frozenset[str]]:
     fixed: dict[str, Any] = {}
     for name, value in fits[0].fixed.items():
         if name == "lr":
-            fixed[name] = value
+            fixed[name] = value.clone()  # a captured step's rate is written to, and the tensor given is everybody's
         elif isinstance(value, Tensor):
             fixed[name] = torch.stack([fit.fixed[name] for fit in fits])
         else:

@@ -15,6 +15,8 @@ from fedloom.registry import register
 from fedloom.steps import Descent
 from fedloom.types import Fit, Report, Server, Task, Work
 
+__all__ = ["Central", "Local", "in_one_place"]
+
 
 @register("method", "local")
 @dataclass(frozen=True)
@@ -47,5 +49,10 @@ class Central(FedAvg):
     def check(self) -> None:
         """One place holds all data."""
         super().check()
-        if not isinstance(self.select, First):
-            raise InputError("central trains in one place on all data and selects nobody; leave [select] out")
+        in_one_place(self.select, "central")
+
+
+def in_one_place(select: Select, method: str) -> None:
+    """Refuse a selection where there is nobody to select."""
+    if not isinstance(select, First):
+        raise InputError(f"{method} trains in one place on all data and selects nobody; leave [select] out")

@@ -34,7 +34,7 @@ from fedloom.policies.cut import Cut, Scored, Whole
 from fedloom.policies.strategy import Population, Strategy
 from fedloom.readings import Accuracy
 from fedloom.registry import register
-from fedloom.types import Fit, Measure, Report, Samples, Server, Task, Tensors, Work
+from fedloom.types import Fit, Measure, Report, Server, Task, Tensors, Work
 
 Share = Annotated[float, Gt(0), Le(1)]
 
@@ -159,6 +159,7 @@ class FedES(FedAvg):
 
 def redrawn(client: Client) -> Client:
     """The client with its training and validation images shuffled together and divided anew."""
-    images, rows = client.train.images, torch.cat([client.train.rows, client.validation.rows])
+    rows = torch.cat([client.train.rows, client.validation.rows])
     rows, held = rows[torch.randperm(len(rows), generator=client.generator("validation"))], len(client.validation)
-    return replace(client, train=Samples(images, rows[held:]), validation=Samples(images, rows[:held]))
+    train, validation = replace(client.train, rows=rows[held:]), replace(client.validation, rows=rows[:held])
+    return replace(client, train=train, validation=validation)

@@ -21,4 +21,5 @@ class FedSGD(FedAvg):
 
     def plan(self, client: Client) -> Plan:
         """One step over everything."""
-        return client.plan(train=replace(client.task.train, batch_size=max(1, client.samples), epochs=1, steps=None))
+        # At least two: a client that has one sample sees it twice where there are norm layers.
+        return client.plan(train=replace(client.task.train, batch_size=max(2, client.samples), epochs=1, steps=None))

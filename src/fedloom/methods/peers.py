@@ -25,11 +25,13 @@ class Peer(Method):
     """Every participant has a whole model of its own; it hands on what is shared of it."""
 
     def check(self) -> None:
-        """Everybody trains a whole model."""
+        """Everybody trains a whole model, and no server has one."""
         super().check()
+        name = type(self).__name__.lower()
         if not isinstance(self.cut, Whole):
-            name = type(self).__name__.lower()
             raise InputError(f"{name} trains whole models and cannot run under a cut; leave [cut] out")
+        if self.filter is not None:
+            raise InputError(f"a filter is about changes of a server's model, and {name} has none; leave [filter] out")
 
     def own(self, client: Client) -> Tensors:
         """Its model, in the network's order; at first, the common initial one."""

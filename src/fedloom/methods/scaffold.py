@@ -41,6 +41,8 @@ class Scaffold(FedAvg):
             raise InputError(
                 "scaffold cannot run under a cut: its control variates need every client to train all units"
             )
+        if self.filter is not None:
+            raise InputError("scaffold sends control variates, which a filter does not cover; leave [filter] out")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Lines 3 to 16: models by their mean, c by the mean change of all clients' c_i."""
@@ -53,9 +55,10 @@ class Scaffold(FedAvg):
                 moved[name].add_(dense(change))
         server.memory["control"] = {name: (c + moved[name] / fleet.size).to(c.dtype) for name, c in control.items()}
         mean, step = joined.result(), self.server_rate
-        return server.next(
-            mean if step == 1 else {n: t + (step * (mean[n] - t)).to(t) for n, t in server.tensors.items()}
-        )
+        if step != 1:  # buffers are plain means: a variance that is moved too far would turn negative
+            moving = server.tensors.keys() - server.network.buffers
+            mean |= {n: t + (step * (mean[n] - t)).to(t) for n, t in server.tensors.items() if n in moving}
+        return server.next(mean)
 
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """The model and the server's control variate c."""

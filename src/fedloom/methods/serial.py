@@ -9,12 +9,15 @@ learn from their teacher alone; with labels, each one can make good what its tea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedloom.client import Client
-from fedloom.methods.bounds import Central
+from fedloom.methods.bounds import in_one_place
+from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.peers import distilling, taught
 from fedloom.policies.distil import Features
 from fedloom.policies.objective import Objective
+from fedloom.policies.select import First, Select
 from fedloom.registry import register
 from fedloom.seeds import seed_of
 from fedloom.types import Report, Task, Work
@@ -22,14 +25,18 @@ from fedloom.types import Report, Task, Work
 
 @register("method", "serial", paper="FedRKD, section 3.4.2")
 @dataclass(frozen=True)
-class Serial(Central):
+class Serial(FedAvg):
     """Students in a row: each round's model is new and learns from that of the round before."""
 
+    select: Select = First()
     objective: Objective = Features()
+    pooled: ClassVar[bool] = True
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "graphs")  # one who trains: nothing to stack
 
     def check(self) -> None:
         """It needs a teacher's objective."""
         super().check()
+        in_one_place(self.select, "serial")
         distilling(self.objective, "serial")
 
     def work(self, client: Client, task: Task) -> Work[Report]:

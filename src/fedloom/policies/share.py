@@ -107,8 +107,8 @@ class Static(AllTensors):
         """Pooled statistics of the clients' training data under this model."""
         if not self.dropped(server.network):
             return server
-        count = max(1, round(self.asked * fleet.size))
-        clients = np.sort(fleet.generator("statistics").choice(fleet.size, count, replace=False))
+        count = max(1, round(self.asked * len(fleet.present)))
+        clients = np.sort(fleet.generator("statistics").choice(fleet.present, count, replace=False))
         parts, weight, sums = {"model": server.tensors}, 0.0, dict[str, torch.Tensor]()
         for report in fleet.ask(moments.statistics.__name__, (fleet.task(int(client), parts) for client in clients)):
             weight += report.weight

@@ -79,6 +79,8 @@ def knowledge(folder: Path) -> Knowledge:
     study = store.study()
     if not store.has_checkpoint:
         raise InputError(f"{folder} has no checkpoint yet; nobody knows anything")
+    if store.is_running:
+        raise InputError(f"{folder} is being run; ask when it has ended")
     if study.fleet.clients > MOST:
         raise InputError(f"{folder} has {study.fleet.clients} participants; at most {MOST} can be shown")
     known = world_of(study.model_dump_json(), store.split_file)

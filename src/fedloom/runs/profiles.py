@@ -30,6 +30,8 @@ def profiles(folder: Path, clients: Sequence[int]) -> Profiles:
     study = store.study()
     if not store.has_checkpoint:
         raise InputError(f"{folder} has no checkpoint yet; there is no model to look into")
+    if store.is_running:
+        raise InputError(f"{folder} is being run; look into it when it has ended")
     for client in clients:
         if not 0 <= client < study.fleet.clients:
             raise InputError(f"client {client} is not in {folder}; allowed: 0 to {study.fleet.clients - 1}")

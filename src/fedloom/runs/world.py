@@ -101,7 +101,8 @@ class World:
         # Where models of a list differ in it, the rule decides again: it goes by model and device alone.
         chosen = {"layout": "channels_last" if layouts.pop() else "contiguous"} if len(layouts) == 1 else {}
         if engine.trainer == "auto":
-            chosen["trainer"] = "graphs" if engine.device == "cuda" else "reference"
+            fast = engine.device == "cuda" and engine.deadline is None
+            chosen["trainer"] = "graphs" if fast else "reference"
         return self.study.model_copy(update={"engine": engine.model_copy(update=chosen)})
 
     @cached_property
@@ -238,6 +239,11 @@ class World:
             )
         if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
             raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
+        if self.study.engine.deadline is not None and self.settled.engine.trainer != "reference":
+            raise InputError(
+                f"engine.deadline is checked between steps, and trainer '{self.settled.engine.trainer}' does not stop "
+                "between them; leave engine.trainer out"
+            )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
 
@@ -253,8 +259,8 @@ class World:
         if name == "graphs":
             from fedloom.engine.graphs import Graphs
 
-            return Graphs(network, deadline=engine.deadline)
-        return (Stacked if name == "stacked" else Reference)(network, deadline=engine.deadline)
+            return Graphs(network)
+        return Stacked(network) if name == "stacked" else Reference(network, deadline=engine.deadline)
 
     def elsewhere(self) -> Callable[[], World]:
         """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
