@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.deploy.serve import study_of
+from fedloom.deploy import serve
 from fedloom.engine.reference import Reference
 from fedloom.engine.several import Several
 from fedloom.errors import InputError, Unfit
@@ -178,4 +178,4 @@ def test_real_devices_refuse_what_they_cannot_do_yet(method, model, words, tmp_p
     path = tmp_path / "study.toml"
     path.write_text(f'[method]\nname = "{method}"\n[model]\nname = {model}\n[data]\npublic = 20\n')
     with pytest.raises(InputError, match=words):
-        study_of(path, 3)
+        serve.study_of(path, 3)
