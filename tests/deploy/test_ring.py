@@ -218,17 +218,18 @@ def test_metafed_goes_on_when_the_last_of_the_circle_dies(tmp_path):
 
 
 def join_all(federation, code):
-    """Three peers in processes of their own, each with this code before fedloom's."""
+    """Three peers in processes of their own, each with this code before fedloom's; the first one leads."""
     addresses = "".join(f'client_{number} = "127.0.0.1:{free_port()}"\n' for number in range(3))
     for number in range(3):
         (federation.folder / "deploy" / "clients" / f"client_{number}" / "peers.toml").write_text(addresses)
-    return {
-        number: federation.start(
+    joined = {}
+    for number in range(3):
+        joined[number] = federation.start(
             "join", "study.toml", "--name", f"client_{number}", "--data", f"data/client_{number}.npz",
             log=f"client_{number}.log", code=code(number),
-        )
-        for number in range(3)
-    }  # fmt: skip
+        )  # fmt: skip
+        federation.wait_for(lambda: "client_0 leads" in federation.log("client_0"))  # whoever is first would
+    return joined
 
 
 def lines(folder, names, answer, limit=2**28):
