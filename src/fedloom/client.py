@@ -87,7 +87,7 @@ class Client:
 
     @property
     def whole(self) -> Tensors:
-        """Its own version of the whole model, in the network's order."""
+        """Its own version of the whole model, in the network's order; at first, the common initial one."""
         own = self.own(frozenset(self.network.names))
         return {name: own[name] for name in self.network.names}
 

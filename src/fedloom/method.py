@@ -49,7 +49,7 @@ class Method:
 
     public: ClassVar[bool] = False  # whether the server needs public data
 
-    open: ClassVar[bool] = False  # whether clients need them too
+    public_everywhere: ClassVar[bool] = False  # whether clients need them too
 
     mixes: ClassVar[bool] = False  # whether clients may have different models
 

@@ -13,6 +13,8 @@ from fedloom.deploy.folder import init
 from fedloom.errors import InputError
 from fedloom.report.fairness import fairness, read
 from fedloom.runs.export import export
+from fedloom.runs.knowledge import knowledge
+from fedloom.runs.profiles import profiles
 from fedloom.runs.start import resume
 from tests.deploy.federation import Federation, together
 
@@ -84,3 +86,9 @@ def test_a_run_of_peers_cannot_be_served(unfinished):
     init(keys, ["client_0", "client_1"])
     with pytest.raises(InputError, match="is a run of peers, without a server; go on with: fedloom join"):
         conduct(None, {"study": str(unfinished), "keys": str(keys / "server")})
+
+
+@pytest.mark.parametrize("look", [knowledge, lambda folder: profiles(folder, [0, 1])])
+def test_nobody_looks_into_data_that_are_elsewhere(look, served):
+    with pytest.raises(InputError, match="a run with real clients, whose data are not here"):
+        look(served)

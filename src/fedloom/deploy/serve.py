@@ -118,7 +118,7 @@ def suits(study: Study) -> None:
     method = method_of(study)
     if method.pooled:
         raise InputError(f"{study.method.name} needs the data of all clients in one place; it cannot be deployed")
-    if method.open:
+    if method.public_everywhere:
         raise InputError(f"{study.method.name} needs public images at every client; it cannot be deployed")
     if study.model.others:
         raise InputError(f"[model] names {study.model.label}; real clients have no list of models yet: name one")

@@ -271,7 +271,7 @@ class _Job:
 
 
 class Graphs(Reference):
-    """Captured steps on parallel streams; small networks stacked. Measures run as in the reference."""
+    """Captured steps on parallel streams; small networks stacked; measures captured where that is worth it."""
 
     window = 256
 

@@ -35,7 +35,7 @@ class Answering(Method):
 
     samples: Annotated[int, Ge(1), "public images that a round is about, drawn anew; all if there are fewer"] = 1000
     public: ClassVar[bool] = True
-    open: ClassVar[bool] = True
+    public_everywhere: ClassVar[bool] = True
     mixes: ClassVar[bool] = True
     agree: ClassVar[Agree]  # how far a model is from the joint answers
 

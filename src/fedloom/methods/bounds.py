@@ -31,7 +31,7 @@ class Local(Peer):
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Go on with the own model."""
-        own = self.own(client)
+        own = client.whole
         fit = yield Fit(own, Descent.of(self.loss(), task.train), client.plan(), self.fixed(client, own))
         client.keep(fit.tensors)
         return Report(weight=float(client.samples), numbers=fit.numbers)

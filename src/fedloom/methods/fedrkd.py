@@ -62,7 +62,7 @@ class FedRKD(Peer):
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """One hop, or the training alone."""
-        objective, own, weight = distilling(self.objective, "fedrkd"), self.own(client), 0.0
+        objective, own, weight = distilling(self.objective, "fedrkd"), client.whole, 0.0
         fits: list[Fitted] = []
         for number, teacher in enumerate([self.sent_by(task.inbox[each], own) for each in sorted(task.inbox)] or [own]):
             if task.inbox:

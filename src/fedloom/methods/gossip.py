@@ -48,7 +48,7 @@ class Gossip(Peer):
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Mix, then train."""
-        own, others = self.own(client), dict[int, Tensors]()
+        own, others = client.whole, dict[int, Tensors]()
         for sender, report in task.inbox.items():
             others[sender] = {name: dense(value) for name, value in report.tensors.items()}
         degrees = {sender: int(task.numbers[f"degree {sender}"]) for sender in others}

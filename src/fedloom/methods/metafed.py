@@ -72,7 +72,7 @@ class MetaFed(Peer):
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """The warm-up of who never trained; else one station of the circle."""
-        own, fits = self.own(client), list[Fitted]()
+        own, fits = client.whole, list[Fitted]()
         if self.warm_up and "own" not in client.state:
             train = replace(task.train, epochs=self.warm_up, steps=None)
             plan = client.plan(train=train, purpose="warm up")
@@ -88,7 +88,7 @@ class MetaFed(Peer):
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """Personalised by the last participant's model."""
-        own, sent = self.own(client), client.received()
+        own, sent = client.whole, client.received()
         if not sent or "own" not in client.state:
             return own
         teacher = own | sent

@@ -33,10 +33,6 @@ class Peer(Method):
         if self.filter is not None:
             raise InputError(f"a filter is about changes of a server's model, and {name} has none; leave [filter] out")
 
-    def own(self, client: Client) -> Tensors:
-        """Its model, in the network's order; at first, the common initial one."""
-        return client.whole
-
     def sent_by(self, report: Report, own: Tensors) -> Tensors:
         """A neighbour's model; what it does not share is one's own."""
         return own | {name: dense(value) for name, value in report.tensors.items()}
@@ -55,7 +51,7 @@ class Peer(Method):
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The own model."""
-        return self.own(client)
+        return client.whole
         yield
 
     def evaluation(self, server: Server) -> Tensors:

@@ -20,7 +20,7 @@ from fedloom.fleet.fleet import Engine
 from fedloom.readings import Accuracy
 from fedloom.registry import find
 from fedloom.runs.experiment import Experiment, arithmetic
-from fedloom.runs.store import Store
+from fedloom.runs.start import looked_into
 from fedloom.runs.world import World, world_of
 from fedloom.types import Measure, Report, Task, Work
 
@@ -75,12 +75,8 @@ def knows(world: World, client: Client, task: Task) -> Work[Report]:
 
 def knowledge(folder: Path) -> Knowledge:
     """Ask every participant of a finished run."""
-    store = Store.open(folder)
+    store = looked_into(folder)
     study = store.study()
-    if not store.has_checkpoint:
-        raise InputError(f"{folder} has no checkpoint yet; nobody knows anything")
-    if store.is_running:
-        raise InputError(f"{folder} is being run; ask when it has ended")
     if study.fleet.clients > MOST:
         raise InputError(f"{folder} has {study.fleet.clients} participants; at most {MOST} can be shown")
     known = world_of(study.model_dump_json(), store.split_file)

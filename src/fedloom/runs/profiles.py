@@ -15,7 +15,7 @@ from fedloom.fleet.fleet import Engine
 from fedloom.policies.score import Activation
 from fedloom.registry import find
 from fedloom.runs.experiment import Experiment, arithmetic
-from fedloom.runs.store import Store
+from fedloom.runs.start import looked_into
 from fedloom.runs.world import world_of
 from fedloom.types import Measure, Task
 
@@ -26,12 +26,8 @@ Profiles = dict[int, dict[str, np.ndarray]]  # client -> group of units -> mean 
 
 def profiles(folder: Path, clients: Sequence[int]) -> Profiles:
     """The mean activation of every unit over each client's training data."""
-    store = Store.open(folder)
+    store = looked_into(folder)
     study = store.study()
-    if not store.has_checkpoint:
-        raise InputError(f"{folder} has no checkpoint yet; there is no model to look into")
-    if store.is_running:
-        raise InputError(f"{folder} is being run; look into it when it has ended")
     for client in clients:
         if not 0 <= client < study.fleet.clients:
             raise InputError(f"client {client} is not in {folder}; allowed: 0 to {study.fleet.clients - 1}")

@@ -15,7 +15,19 @@ from fedloom.runs.store import Store
 from fedloom.runs.study import Study, method_of, override, resolve
 from fedloom.runs.world import world_of
 
-__all__ = ["DEPLOYMENT", "SHORT", "difference", "goes_on", "plain", "resume", "run", "sections_of", "settled", "start"]
+__all__ = [
+    "DEPLOYMENT",
+    "SHORT",
+    "difference",
+    "goes_on",
+    "looked_into",
+    "plain",
+    "resume",
+    "run",
+    "sections_of",
+    "settled",
+    "start",
+]
 
 DEPLOYMENT = "deployment.json"  # what is fixed of a run with real clients, in its folder: their kind of data, names
 SHORT = {
@@ -107,6 +119,21 @@ def resume(folder: Path, watch: Watch | None = None) -> Result:
         raise InputError(f"{folder} is a run with real clients; go on with: {goes_on(store)}")
     world = world_of(study.model_dump_json(), store.split_file)
     return Result(store, experiment(store, world, watch or _nobody))
+
+
+def looked_into(folder: Path) -> Store:
+    """A run whose models can be looked into: simulated, with a checkpoint, and nobody is at it.
+
+    Whoever restores a run cuts its tables back to the checkpoint, so a run under way must not be touched.
+    """
+    store = Store.open(folder)
+    if store.read(DEPLOYMENT) is not None:
+        raise InputError(f"{folder} is a run with real clients, whose data are not here")
+    if not store.has_checkpoint:
+        raise InputError(f"{folder} has no checkpoint yet; there is no model to look into")
+    if store.is_running:
+        raise InputError(f"{folder} is being run; look into it when it has ended")
+    return store
 
 
 def goes_on(store: Store) -> str:

@@ -296,7 +296,7 @@ class World:
             validation=Samples(images, _rows(validation)),
             test=_joined(groups) if groups else Samples(images, _rows(test)),
             capacity=capacity,
-            state=state, groups=groups, public=self._seen_by(images) if self.method.open else None,
+            state=state, groups=groups, public=self._seen_by(images) if self.method.public_everywhere else None,
         )  # fmt: skip
 
     def shown(self, server: Server) -> Tensors:
