@@ -1,6 +1,6 @@
-"""On a GPU: fast trainers agree with the reference, for every method; and how much faster they are.
+"""On a GPU: fast trainers agree with the reference, for every method.
 
-python bench/gpu_check.py agree | speed
+python bench/gpu_check.py [METHOD ...]
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def agree() -> None:
+def agree(methods: list[str]) -> None:
     """Gaps to the reference; and whether `graphs` really did what a method says it can do (its `trainers`)."""
     said = Said()
     logging.getLogger("fedloom.engine").addHandler(said)
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     with tempfile.TemporaryDirectory() as folder:
-        for method in METHODS:
+        for method in methods:
             try:
                 truth, summary = final(method, "reference", Path(folder))
                 line = f"{method:12s} reference acc {summary['local_accuracy']:.4f} fail {summary['failures']}"
@@ -73,9 +73,10 @@ def agree() -> None:
                     if trainer == "graphs" and bool(said.lines) == ("graphs" in find("method", method).trainers):
                         line += f" CLAIM IS WRONG: {find('method', method).trainers}, log: {said.lines[:1]}"
                 sys.stdout.write(line + "\n")
+                sys.stdout.flush()
             except (RuntimeError, ValueError, FedloomError) as error:
                 sys.stdout.write(f"{method} broke: {type(error).__name__}: {str(error)[:300]}\n")
 
 
 if __name__ == "__main__":
-    {"agree": agree}[sys.argv[1]]()
+    agree(sys.argv[1:] or METHODS)

@@ -15,7 +15,7 @@ does it. Steps that cannot be hashed or captured run step by step, and the log s
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from math import ceil
@@ -39,16 +39,44 @@ STREAMS = 16
 SIDE_BY_SIDE = 32  # machines of one signature; more clients run in waves
 STACK_BELOW = 2_000_000  # forward MACs a sample: smaller networks gain by stacking, larger ones by streams
 STACK_FROM = 8  # clients
+MACHINES_KEPT = 96  # signatures
 GRAPHS_KEPT = 64  # batch sizes that a gauge captures
 Kind = tuple[int, tuple[int, ...], bool]  # variant, batch sizes, masked
+
+
+class Lane:
+    """A stream and the memory in which all graphs of that stream keep what lives for one replay.
+
+    They replay one after another and leave their results in memory of their own, so they may share it: what a step
+    needs beside its tensors is there once a stream, not once a machine.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.MemPool()
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The work as a graph; called on the lane's stream.
+
+        PyTorch's context manager for this hands all cached memory back first, on the device and on the host. Where
+        every round brings new sizes that costs more than the capture, and stops what runs beside it.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        graph.capture_begin(pool=self.pool.id)  # type: ignore[arg-type]
+        try:
+            work()
+        finally:
+            graph.capture_end()
+        return graph
 
 
 class Machine:
     """Static memory and captured steps for one fit at a time (or for one stack of fits)."""
 
-    def __init__(self, network: Network, fits: Sequence[Fit], stream: torch.cuda.Stream, steps: int) -> None:
-        self.network, self.stream, self.steps, self.stacked = network, stream, steps, len(fits) > 1
-        self.pool, self.graphs = torch.cuda.graph_pool_handle(), dict[Kind, torch.cuda.CUDAGraph]()
+    def __init__(self, network: Network, fits: Sequence[Fit], lane: Lane, steps: int) -> None:
+        self.network, self.lane, self.steps, self.stacked = network, lane, steps, len(fits) > 1
+        self.stream, self.graphs = lane.stream, dict[Kind, torch.cuda.CUDAGraph]()
         first = fits[0]
         self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
         self.model = Eager(network, training=True)
@@ -131,15 +159,9 @@ class Machine:
         count.add_(1)
 
     def capture(self, kind: Kind) -> None:
-        """Record a step as a graph; what the trial steps did to the static memory is overwritten by the next load."""
-        for _ in range(3):
-            self.count[kind[1]].zero_()
-            self.advance(kind)
-        graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            self.advance(kind)
-        self.graphs[kind] = graph
+        """Record a step as a graph, after one trial of it; what that did to the static memory the next load undoes."""
+        self.advance(kind)
+        self.graphs[kind] = self.lane.record(lambda: self.advance(kind))
 
 
 def _clone(value: Any) -> Any:
@@ -169,10 +191,9 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 class Gauge:
     """Static memory and captured sums of one batch for measures of one kind: equal shapes, reading and images."""
 
-    def __init__(self, network: Network, first: Measure) -> None:
-        images = first.samples.images
+    def __init__(self, network: Network, first: Measure, lane: Lane) -> None:
+        images, self.lane = first.samples.images, lane
         self.what, self.model = first.what, Eager(network, training=first.what.training)
-        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
         self.tensors = {name: tensor.detach().clone() for name, tensor in first.tensors.items()}
         self.images = replace(images, mean=images.mean.clone(), std=images.std.clone())
         self.given: Tensors = {}  # the model that the static tensors hold now
@@ -192,8 +213,8 @@ class Gauge:
     def read(self, measure: Measure) -> Tensors:
         """The sums over all batches, as the reference gives them."""
         main, images = torch.cuda.current_stream(), measure.samples.images
-        self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream):
+        self.lane.stream.wait_stream(main)
+        with torch.cuda.stream(self.lane.stream):
             self.images.mean.copy_(images.mean)
             self.images.std.copy_(images.std)
             batches = [rows.pin_memory() for rows in batches_of(measure.samples.rows, measure.batch_size)]
@@ -209,7 +230,7 @@ class Gauge:
                 self.rows[len(rows)].copy_(rows, non_blocking=True)
                 self.graphs[len(rows)].replay()
             found = {name: total.clone() for name, total in self.sums.items()}
-        main.wait_stream(self.stream)
+        main.wait_stream(self.lane.stream)
         return found
 
     def _load(self, tensors: Tensors) -> None:
@@ -221,16 +242,14 @@ class Gauge:
     def _capture(self, rows: Tensor) -> None:
         size = len(rows)
         self.rows[size] = rows.to(self.images.x.device)
-        for _ in range(2):
-            read = self.what(self.model, self.tensors, self.images.batch(self.rows[size]))
-        for name, value in read.items():
+        for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
             self.sums.setdefault(name, torch.zeros_like(value))
-        graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+
+        def add() -> None:
             for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
                 self.sums[name].add_(value)
-        self.graphs[size], self.given = graph, {}
+
+        self.graphs[size], self.given = self.lane.record(add), {}
 
 
 class _Job:
@@ -278,9 +297,9 @@ class Graphs(Reference):
     def __init__(self, network: Network, *, stack: bool = True) -> None:
         super().__init__(network)
         self.stack = stack
-        self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+        self._lanes = cycle([Lane() for _ in range(STREAMS)])
         self._machines: dict[tuple[object, ...], list[Machine]] = {}
-        self._next_stream = cycle(self._streams)
+        self._side = Lane()
         self._gauges: dict[tuple[object, ...], Gauge | None] = {}
         self._said: set[str] = set()
 
@@ -317,6 +336,7 @@ class Graphs(Reference):
             if short:  # only here does the error no longer hold what was in the way
                 now.clear()
                 self._drop(1.0)
+                torch.cuda.empty_cache()
         for number, request in enumerate(requests):
             if isinstance(request, Measure) and (read := self._read(request)) is not None:
                 answers[number] = read
@@ -325,18 +345,19 @@ class Graphs(Reference):
         return [answers[number] for number in range(len(requests))]
 
     def _let_go(self) -> None:
-        """Where little memory is left, drop what was used longest ago: sizes that evolve are new in every round."""
+        """Drop what was used longest ago where there is much, or little memory left: sizes that evolve are all new."""
         free, total = torch.cuda.mem_get_info(self.network.device)
-        if free > total / 3 or not (self._machines or self._gauges):
-            return
-        self._drop(0.5)
+        short = free < total / 3
+        if short or len(self._machines) > MACHINES_KEPT:
+            self._drop(0.5)
+        if short:
+            torch.cuda.empty_cache()
 
     def _drop(self, share: float) -> None:
         torch.cuda.synchronize()
         for captured in (self._machines, self._gauges):
             for key in list(captured)[: ceil(share * len(captured))]:
                 del captured[key]
-        torch.cuda.empty_cache()
 
     def _key(self, fit: Fit) -> tuple[object, ...] | None:
         try:
@@ -356,7 +377,7 @@ class Graphs(Reference):
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
         images = measure.samples.images
         key = (measure.what, shapes, images.x.data_ptr(), images.mean.shape, images.origin is None)
-        gauge = self._gauges.pop(key) if key in self._gauges else Gauge(self.network, measure)
+        gauge = self._gauges.pop(key) if key in self._gauges else Gauge(self.network, measure, self._side)
         self._gauges[key] = gauge
         if gauge is None or not gauge.ready(measure):
             return None
@@ -391,10 +412,10 @@ class Graphs(Reference):
         machines = self._machines[key] = self._machines.pop(key, [])
         if place < len(machines) and machines[place].steps >= job.steps:
             return machines[place]
-        stream = machines[place].stream if place < len(machines) else next(self._next_stream)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            made = Machine(self.network, job.fits, stream, max(64, 1 << (job.steps - 1).bit_length()))
+        lane = machines[place].lane if place < len(machines) else next(self._lanes)
+        lane.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(lane.stream):
+            made = Machine(self.network, job.fits, lane, max(64, 1 << (job.steps - 1).bit_length()))
         machines[place : place + 1] = [made]
         return made
 
