@@ -52,10 +52,13 @@ class Lane:
     """
 
     def __init__(self) -> None:
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.MemPool()
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        # A pool ends with its last graph, and its name must not be used again then: one graph stays.
+        with torch.cuda.stream(self.stream):
+            mark = torch.zeros((), device=self.stream.device)
+            self._stays = mark, self.record(mark.zero_)
 
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The work as a graph; called on the lane's stream.
 
         PyTorch's context manager for this hands all cached memory back first, on the device and on the host. Where
@@ -63,7 +66,7 @@ class Lane:
         """
         graph = torch.cuda.CUDAGraph()
         self.stream.synchronize()
-        graph.capture_begin(pool=self.pool.id)  # type: ignore[arg-type]
+        graph.capture_begin(pool=self.pool)
         try:
             work()
         finally:
@@ -347,7 +350,7 @@ class Graphs(Reference):
     def _let_go(self) -> None:
         """Drop what was used longest ago where there is much, or little memory left: sizes that evolve are all new."""
         free, total = torch.cuda.mem_get_info(self.network.device)
-        short = free < total / 3
+        short = free < total / 10
         if short or len(self._machines) > MACHINES_KEPT:
             self._drop(0.5)
         if short:
