@@ -54,8 +54,8 @@ class Client:
     @cached_property
     def held(self) -> Tensor:
         """One boolean a class of the data set: whether the client trains on it."""
-        labels = self.train.images.y[self.train.rows.to(self.train.images.y.device)]
-        return torch.bincount(labels, minlength=self.network.classes) > 0
+        counts = torch.bincount(self.train.images.labels[self.train.rows], minlength=self.network.classes)
+        return (counts > 0).to(self.network.device)
 
     @property
     def rate(self) -> Tensor:

@@ -51,8 +51,8 @@ class Sparse:
     def decode(self) -> Tensor:
         """The tensor, zeros where nothing travelled."""
         flat = torch.zeros(torch.Size(self.shape).numel(), dtype=self.values.dtype, device=self.values.device)
-        # Unlike an index by mask this does not ask the device how many there are.
-        return flat.masked_scatter_(self.mask.reshape(-1), self.values).reshape(self.shape)
+        flat[self.mask.reshape(-1)] = self.values
+        return flat.reshape(self.shape)
 
     def numel(self) -> int:
         """How many elements travel."""

@@ -6,13 +6,14 @@ server); what a client half asks of its engine is a Fit or a Measure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedloom.encoding import Value
 from fedloom.wire import travels
@@ -153,6 +154,9 @@ class Server:
         return replace(self, tensors=self.memory["models"][kind - 1]) if kind else self
 
 
+_LABELS: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
+
+
 @dataclass(frozen=True, eq=False)
 class Images:
     """Samples as they lie on the device: uint8 pictures, labels, and the numbers that normalise a channel."""
@@ -163,6 +167,11 @@ class Images:
     std: Tensor
     own: bool = False  # made for one fit (augmented copies), not shared by all clients
     origin: Tensor | None = None  # per row whose numbers normalise it, where images of several origins are tested
+
+    @property
+    def labels(self) -> Tensor:
+        """`y` on the host, copied there once: whoever asks for some labels does not wait for the device."""
+        return _LABELS[self.y] if self.y in _LABELS else _LABELS.setdefault(self.y, self.y.cpu())
 
     def batch(self, rows: Tensor) -> Batch:
         """The named rows, normalised, in the type of `mean`."""

@@ -65,9 +65,7 @@ class _Job:
 
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
-        self.start, self.download_bytes, self.upload_bytes, self.macs = perf_counter(), 0, 0, 0
-        self.step_memory = 0
-        self.peak: int | None = None
+        self.start, self.download_bytes, self.upload_bytes, self.macs, self.step_memory = perf_counter(), 0, 0, 0, 0
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
         self.single = True
@@ -82,7 +80,7 @@ class _Job:
             each = (asked,) if self.single else asked
             self.requests = tuple(replace(request, kind=self.task.kind) for request in each)
         except StopIteration as stop:
-            self.requests, self.report, self.peak = None, stop.value, memory.peak()
+            self.requests, self.report = None, stop.value
         except Exception as error:  # noqa: BLE001 (a client's failure is a value)
             self.requests, self.failure = None, self._failed(error)
 
@@ -99,7 +97,6 @@ class _Job:
         return self.generator.send(answers[0] if self.single else tuple(answers))
 
     def _open(self) -> Generator[Any, Any, Report]:
-        memory.reset()
         task = arrived(self.task, self.place.network)
         self.download_bytes = wire.size(task)
         client = self.place.client(task, self.state)
@@ -108,7 +105,8 @@ class _Job:
             report = self.place.filter(client, report)
         report = replace(report, client=task.client)
         self.upload_bytes = task.copies * wire.size(report)  # here, so that what cannot travel fails as this client
-        wire.size(self.state)
+        if _changed(self.before, self.state):
+            wire.size(self.state)
         return report
 
     def _failed(self, error: Exception) -> Failure:
@@ -117,7 +115,7 @@ class _Job:
         trace = "".join(traceback.format_exception(error))
         return Failure(self.task.client, self.task.round, self.task.stage, "late" if late else "raised", message, trace)
 
-    def outcome(self) -> Outcome:
+    def outcome(self, peak: int | None) -> Outcome:
         """What became of it, with its costs; a question leaves the state as it was."""
         task = self.task
         sent = self.report.tensors.values() if self.report else ()
@@ -126,7 +124,7 @@ class _Job:
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
-            self.peak, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
+            peak if self.report else None, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 
 
@@ -135,7 +133,11 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 
 def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> list[Outcome]:
-    """Run some clients' work side by side: whatever they request at the same time goes to the trainer together."""
+    """Run some clients' work side by side: whatever they request at the same time goes to the trainer together.
+
+    They share the process, so its peak of memory is that of all of them.
+    """
+    memory.reset()
     jobs = [_Job(place, task, state) for task, state in tasks]
     for job in jobs:
         job.advance([])
@@ -143,4 +145,5 @@ def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> l
         answers = iter(place.trainer.solve([request for job in pending for request in job.requests or ()]))
         for job in pending:
             job.advance([next(answers) for _ in job.requests or ()])
-    return [job.outcome() for job in jobs]
+    peak = memory.peak()
+    return [job.outcome(peak) for job in jobs]

@@ -243,9 +243,8 @@ class Fleet:
                 if reason := nonsense(report, self.networks[self.kind(outcome.client)], like):
                     self._fail(outcome, "nonsense", reason)
                     continue
-                seconds = outcome.seconds  # measured; on devices that are simulated, computed
-                if "speed" in self.columns:
-                    seconds = seconds_of(outcome, self.columns, self.generator("jitter", outcome.client))
+                simulated = "speed" in self.columns  # then computed, else measured
+                seconds = seconds_of(outcome, self.columns, self.generator) if simulated else outcome.seconds
                 if outcome.job == "work":
                     stays = self._leaves[outcome.client] - self.elapsed
                     if self.deadline is not None and min(seconds, stays) > self.deadline:

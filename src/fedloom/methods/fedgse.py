@@ -80,7 +80,7 @@ class FedGSE(FedAvg):
     def _similar(self, server: Server, fleet: Fleet, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which public samples (by position) and which labels for all of them."""
         data, last = fleet.home.train, server.memory.get("last", {})
-        truth, everything = data.images.y.cpu()[data.rows], torch.arange(len(data))
+        truth, everything = data.images.labels[data.rows], torch.arange(len(data))
         if client not in last and self.labels == "spl":
             return everything, truth
         model: Tensors = server.tensors

@@ -69,14 +69,15 @@ class Mean:
 
 
 class Totals:
-    """Weighted sums and the weights behind them: one number a tensor, or one an element once a report was cut."""
+    """Weighted sums and the weights behind them: one number a tensor, and one an element for reports that were cut."""
 
     combines: ClassVar[bool] = True  # sums of some reports may be made elsewhere
 
     def __init__(self, server: Server, weight: Callable[[Report], float]) -> None:
         self.server, self.weight = server, weight
         self.total: Tensors = {}
-        self.count: Tensors = {}
+        self.whole: dict[str, float] = {}  # the weight of those who voted on all of a tensor
+        self.parts: Tensors = {}  # the weight of the others, element by element
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels: the sums, not the server that they are over."""
@@ -89,31 +90,32 @@ class Totals:
         masks = {name: mask for name, value in report.tensors.items() if (mask := mask_of(value)) is not None}
         for name in values.keys() - self.total.keys():
             self.total[name] = torch.zeros_like(self.server.tensors[name], dtype=torch.float64)
-            self.count[name] = torch.zeros((), dtype=torch.float64, device=self.total[name].device)
+            self.whole[name] = 0.0
         if report.where is None and not masks and report.classes is None:
-            for name, value in values.items():
-                self.total[name].add_(value, alpha=weight)
-                self.count[name].add_(weight)
+            if values:
+                torch._foreach_add_([self.total[name] for name in values], list(values.values()), alpha=weight)
+            for name in values:
+                self.whole[name] += weight
             return
-        for name in values:
-            self.count[name] = self._per_element(name)
+        for name in values.keys() - self.parts.keys():
+            self.parts[name] = torch.zeros_like(self.total[name])
         units = self.server.network.units
-        units.put(self.total, self.count, values, report.where or {}, weight, masks=masks, rows=report.classes)
+        units.put(self.total, self.parts, values, report.where or {}, weight, masks=masks, rows=report.classes)
 
-    def _per_element(self, name: str) -> Tensor:
-        count = self.count[name]
-        return count if count.shape == self.total[name].shape else count.expand_as(self.total[name]).clone()
+    def count(self, name: str) -> Tensor:
+        """The weight behind a tensor's total: one number, or one an element."""
+        whole = torch.tensor(self.whole[name], dtype=torch.float64, device=self.total[name].device)
+        return whole + self.parts[name] if name in self.parts else whole
 
     def combine(self, other: Joined) -> None:
         """Add another merge's sums."""
         if not isinstance(other, Totals):
             raise TypeError("sums combine with sums only")
         for name, total in other.total.items():
-            if name not in self.total:
-                self.total[name], self.count[name] = total.clone(), other.count[name].clone()
-            else:
-                self.total[name].add_(total)
-                self.count[name] = self.count[name] + other.count[name]
+            self.total[name] = self.total[name].add_(total) if name in self.total else total.clone()
+            self.whole[name] = self.whole.get(name, 0.0) + other.whole[name]
+        for name, part in other.parts.items():
+            self.parts[name] = self.parts[name].add_(part) if name in self.parts else part.clone()
 
     def result(self) -> Tensors:
         """The mean where somebody voted, the old value elsewhere."""
@@ -122,7 +124,7 @@ class Totals:
     def _mean(self, name: str, old: Tensor) -> Tensor:
         if name not in self.total:
             return old
-        count = self.count[name]
+        count = self.count(name)
         mean = self.total[name] / count
         if not old.is_floating_point():
             mean = mean.round()

@@ -84,7 +84,7 @@ class Stepped(Totals):
         """The server's next tensors; moments go to its memory."""
         mean, moments = super().result(), dict(self.server.memory.get("merge", {}))
         for name in self.total.keys() - self.server.network.buffers:
-            old, voted = self.server.tensors[name], self.count[name] > 0
+            old, voted = self.server.tensors[name], self.count(name) > 0
             change = mean[name].double() - old.double()
             before: Tensors = moments.get(name) or self.rule.rest(change)
             move, after = self.rule.move(change, before)
