@@ -25,13 +25,13 @@ def saved_bytes(module: nn.Module, tensors: Mapping[str, Tensor], shape: tuple[i
     Activations grow with the batch and a norm's statistics do not, so two small batches tell what any other saves.
     """
     with seeded(0, next(iter(tensors.values())).device):  # dropout in training mode
-        two, three = (_saved(module, tensors, shape, samples) for samples in (2, 3))
+        hollow = skeleton(module, tensors).train()
+        two, three = (_saved(hollow, tensors, shape, samples) for samples in (2, 3))
     return two + (three - two) * (batch - 2)
 
 
-def _saved(module: nn.Module, tensors: Mapping[str, Tensor], shape: tuple[int, ...], samples: int) -> int:
+def _saved(hollow: nn.Module, tensors: Mapping[str, Tensor], shape: tuple[int, ...], samples: int) -> int:
     """The bytes for so many samples; a tensor that several operations save is counted once."""
-    hollow = skeleton(module, tensors).train()
     trained = dict(hollow.named_parameters(remove_duplicate=False))
     first = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
     x = first.new_zeros(samples, *shape)
