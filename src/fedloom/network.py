@@ -190,10 +190,8 @@ def _runs_channels_last(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 def _refuse_ties(module: nn.Module) -> None:
     names: dict[int, str] = {}
-    for name, tensor in (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ):
+    held = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in held:
         if id(tensor) in names:
             raise InputError(f"the model ties '{name}' to '{names[id(tensor)]}'; tied tensors are not supported")
         names[id(tensor)] = name

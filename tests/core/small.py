@@ -14,6 +14,7 @@ from fedloom.engine.local import Local
 from fedloom.engine.reference import Reference
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
+from fedloom.policies.merge import Mean
 from fedloom.types import Images, Named, Samples, Task, Train
 
 SIDE, CLASSES = 6, 3
@@ -67,7 +68,7 @@ def client_of(rows: Sequence[int], network: Network | None = None, images: Image
 class Place:
     """Where the clients' data are: rows of the pictures, by client."""
 
-    filter = None
+    filter, merge = None, Mean()
 
     def __init__(
         self, network: Network, images: Images, rows: Sequence[Sequence[int]], jobs: Mapping[str, Any]

@@ -21,8 +21,8 @@ def rounds(method, count, make=Normed, rows=ROWS):
     network, images = network_of(make), images_of()
     place = Place(network, images, rows, {"work": method.work})
     fleet, server, reports = fleet_of(place, train=TRAIN), Server(0, network.initial(7), network), []
-    plain = fleet.run
-    fleet.run = lambda tasks: (reports.append(report) or report for report in plain(tasks))
+    plain = fleet.engine.run
+    fleet.engine.run = lambda tasks: (reports.append(outcome.report) or outcome for outcome in plain(tasks))
     for _ in range(count):
         fleet.begin(server.round, TRAIN)
         server = method.round(replace(server, memory=dict(server.memory)), fleet)

@@ -185,7 +185,7 @@ def test_neither_order_nor_grouping_of_reports_matters(reports, chance):
     halves = [Mean().begin(server), Mean().begin(server)]
     for place, report in enumerate(reports):
         halves[place % 2].add(report)
-    halves[0].combine(halves[1])
+    halves[0].combine(halves[1].sums())
     for other in (joined(server, turned), halves[0].result()):
         for name, tensor in straight.items():
             assert torch.allclose(tensor, other[name], rtol=0, atol=1e-12), name
@@ -195,7 +195,7 @@ def test_combining_leaves_the_other_merge_alone():
     server = server_of()
     one, two = Mean().begin(server), Mean().begin(server)
     two.add(Report(filled(4), 1.0))
-    one.combine(two)
+    one.combine(two.sums())
     one.add(Report(filled(8), 1.0))
     assert torch.equal(two.result()["last.bias"], torch.full((3,), 4.0))
     assert torch.equal(one.result()["last.bias"], torch.full((3,), 6.0))

@@ -145,7 +145,7 @@ def test_order_and_grouping_of_reports_do_not_matter():
     first, second = reports(server)
     one.add(second)
     two.add(first)
-    one.combine(two)
+    one.combine(two.sums())
     close(one.result(), joined(Normalised(), server, [first, second]))
 
 

@@ -27,6 +27,7 @@ from fedloom.engine.worker import Trainer
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.models.resolve import build
 from fedloom.network import Network
+from fedloom.policies.merge import Mean, Merge
 from fedloom.runs.start import run
 from fedloom.types import Images, Named, Report, Samples, Task
 
@@ -40,6 +41,7 @@ class Idle:
     """A workplace whose clients do nothing: what is left is the engine."""
 
     filter: Callable[[Client, Report], Report] | None = None
+    merge: Merge = Mean()
 
     def __init__(self) -> None:
         self.network = Network(partial(build, "lenet5", channels=1, classes=10, size=28), (1, 28, 28), 10)

@@ -166,7 +166,7 @@ class Flower:
         failure = Failure(task.client, task.round, task.stage, kind, message)
         return Outcome(task.client, task.round, task.stage, task.job, failure=failure)
 
-    def reduce(self, merge: object, server: Server) -> None:
+    def reduce(self, merge: object, server: Server, settled: bool) -> None:
         """Reports are added up as they come."""
 
     def solve(self, requests: Sequence[Any]) -> list[Any]:

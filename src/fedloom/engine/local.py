@@ -11,7 +11,8 @@ import torch
 from fedloom.client import States
 from fedloom.engine import memory
 from fedloom.engine.worker import Workplace, perform
-from fedloom.fleet.fleet import Reduction
+from fedloom.fleet.blocks import Reduction
+from fedloom.policies.merge import Merge
 from fedloom.registry import register
 from fedloom.types import Outcome, Server, Task
 
@@ -36,7 +37,7 @@ class Local:
                     self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
                 yield outcome
 
-    def reduce(self, merge: object, server: Server) -> Reduction | None:
+    def reduce(self, merge: Merge, server: Server, settled: bool) -> Reduction | None:
         """Reports are added up as they come."""
         return None
 

@@ -33,10 +33,10 @@ from fedloom import wire
 from fedloom.client import States, moment_of, state_file
 from fedloom.engine import memory
 from fedloom.engine.local import peak_memory, solve
+from fedloom.engine.sums import kept_back
 from fedloom.engine.worker import Workplace, perform
 from fedloom.errors import FedloomError, InputError, RoundLost, RunError
-from fedloom.fleet.fleet import Reduction
-from fedloom.fleet.nonsense import nonsense
+from fedloom.fleet.blocks import Reduction, Summed, Sums
 from fedloom.registry import register
 from fedloom.types import Failure, Moment, Outcome, Report, Server, Task, Tensors
 
@@ -93,7 +93,7 @@ class Worker:
         self.place = build()
         self.states = States(self.place.network.device)
         self.base: tuple[bytes, Parts] = b"", {}
-        self.token, self.joined, self.reports = -1, None, dict[int, Report]()
+        self.token, self.reports = -1, dict[int, Report]()
 
     def settled(self) -> None:
         """All workers have begun."""
@@ -138,39 +138,36 @@ class Worker:
 
     def _begin_sums(self, token: int, merge: Any, base: list[Any], verdicts: Mapping[int, bool]) -> None:
         if token != self.token:
-            server = Server(0, dict(self._parts(base)["model"]), self.place.network)
-            self.token, self.joined, self.reports = token, merge.begin(server), {}
+            self.server, self.merge = Server(0, dict(self._parts(base)["model"]), self.place.network), merge
+            self.joined: Summed = merge.begin(self.server)
+            self.token, self.reports = token, {}
         self._add(verdicts)
 
     def _set_aside(self, outcome: Outcome) -> Outcome:
-        """Keep a report until it is known whether it counts; what goes on has no tensors."""
-        report = outcome.report
-        if report is None:
-            return outcome
-        bare = replace(outcome, report=Report({}, report.weight, report.numbers, client=report.client))
-        if reason := nonsense(report, self.place.network):
-            failure = Failure(outcome.client, outcome.round, outcome.stage, "nonsense", reason)
-            return replace(bare, failure=failure)
-        self.reports[outcome.client] = report
+        """Keep a report until it is known whether it counts."""
+        bare = kept_back(outcome, self.place.network)
+        if outcome.report is not None and bare.failure is None:
+            self.reports[outcome.client] = outcome.report
         return bare
 
     def _add(self, verdicts: Mapping[int, bool]) -> None:
         for client, counts in verdicts.items():
             report = self.reports.pop(client)
             if counts:
-                self.joined.add(report)  # type: ignore[attr-defined]
+                self.joined.add(report)
 
-    def sums(self, verdicts: Mapping[int, bool]) -> Any:
+    def sums(self, verdicts: Mapping[int, bool]) -> Sums:
         """All reports here that count, added up."""
         self._add(verdicts)
-        joined, self.token, self.joined, self.reports = self.joined, -1, None, {}
-        return joined
+        self.token, self.reports = -1, {}
+        return self.joined.sums()
 
-    def combine(self, first: Any, *others: Any) -> Any:
+    def combine(self, *parts: Sums) -> Sums:
         """Sums of several workers, added up."""
-        for other in others:
-            first.combine(other)
-        return first
+        whole: Summed = self.merge.begin(self.server)
+        for part in parts:
+            whole.combine(part)
+        return whole.sums()
 
     def versions(self, accepted: Mapping[int, Moment]) -> list[tuple[int, Moment, bytes]]:
         """The accepted states of these clients; older ones are forgotten."""
@@ -380,7 +377,7 @@ class Ray:
         """Outcomes in the order of the tasks."""
         return self._run(tasks, None)
 
-    def reduce(self, merge: Any, server: Server) -> Reduction | None:
+    def reduce(self, merge: Any, server: Server, settled: bool) -> Reduction | None:
         """Reports added up at the workers, if that is asked for."""
         return _Sums(self, merge, server) if self.tree else None
 
@@ -588,7 +585,7 @@ class _Sums:
         self._counting.discard(client)
         return found
 
-    def sums(self) -> Any:
+    def sums(self) -> Sums:
         """The workers' sums, a few at a time, until one is left."""
         engine, workers = self.engine, [slot for slot in self.engine.slots if slot.sums]
         parts = [slot.actor.sums.remote(slot.verdicts) for slot in workers]
@@ -597,7 +594,8 @@ class _Sums:
             actors = [workers[number % len(workers)].actor for number in range(len(groups))]
             parts = [actor.combine.remote(*group) for actor, group in zip(actors, groups, strict=True)]
         try:
-            return engine.ray.get(parts[0]) if parts else self.merge.begin(self.server)
+            sums: Sums = engine.ray.get(parts[0]) if parts else self.merge.begin(self.server).sums()
+            return sums
         except engine._gone as error:
             raise RoundLost(f"a worker died: {_line(error)}", before=False) from error
 

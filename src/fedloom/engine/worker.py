@@ -12,6 +12,7 @@ from fedloom import wire
 from fedloom.client import Client
 from fedloom.engine import memory
 from fedloom.network import Network
+from fedloom.policies.merge import Merge
 from fedloom.types import Failure, Fitted, Outcome, Report, Task, Tensors
 
 __all__ = ["Trainer", "Workplace", "arrived", "perform"]
@@ -40,6 +41,10 @@ class Workplace(Protocol):
     @property
     def filter(self) -> Callable[[Client, Report], Report] | None:
         """What is done to reports before they leave a client."""
+
+    @property
+    def merge(self) -> Merge:
+        """How the method joins reports."""
 
     @property
     def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,7 @@ import torch
 
 from fedloom.client import Client
 from fedloom.errors import RunError
+from fedloom.fleet.blocks import Blocks, Joined, Reduction, Summed
 from fedloom.fleet.clock import seconds_of
 from fedloom.fleet.nonsense import nonsense
 from fedloom.fleet.traces import presence
@@ -25,9 +27,9 @@ from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors, Train, Where
 
 if TYPE_CHECKING:
-    from fedloom.policies.merge import Joined, Merge
+    from fedloom.policies.merge import Merge
 
-__all__ = ["Engine", "Fleet", "Keeper", "Reduction"]
+__all__ = ["Engine", "Fleet", "Keeper"]
 
 
 LEARNED = {"loss", "squared_loss", "seconds"}  # what the server remembers of a client's last report
@@ -43,19 +45,6 @@ class Keeper(Protocol):
         """Go back to what a checkpoint names."""
 
 
-class Reduction(Protocol):
-    """A merge whose reports are added up where they were made: the sums travel, the reports do not."""
-
-    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
-        """Outcomes in the order of the tasks; their reports have no tensors any more."""
-
-    def add(self, report: Report) -> None:
-        """This report counts."""
-
-    def sums(self) -> Joined:
-        """All that count, added up."""
-
-
 class Engine(Protocol):
     """Whatever runs tasks: in this process, in several, on a cluster, on real machines."""
 
@@ -66,8 +55,9 @@ class Engine(Protocol):
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks, with a bounded number of tasks under way."""
 
-    def reduce(self, merge: Merge, server: Server) -> Reduction | None:
-        """Reports added up where they are made, if the engine does that; else None."""
+    def reduce(self, merge: Merge, server: Server, settled: bool) -> Reduction | None:
+        """Reports added up where they are made, if the engine does that; `settled`: each will count unless it is
+        nonsense."""
 
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """Do the server's own heavy work."""
@@ -197,14 +187,15 @@ class Fleet:
     def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
         """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""
         joined = merge.begin(server)
-        reduction = self.engine.reduce(merge, server) if getattr(joined, "combines", False) else None
-        if reduction is None:
+        if not isinstance(joined, Summed):
             for report in self.run(tasks):
                 joined.add(report)
             return joined
-        for report in self._stream(reduction.run(self._reached(tasks)), needed=self.quorum):
-            reduction.add(report)
-        joined.combine(reduction.sums())
+        settled = self.deadline is None and bool(np.isinf(self._leaves).all())  # nobody will turn out late, or gone
+        blocks = self.engine.reduce(merge, server, settled) or Blocks(self.engine.run, partial(merge.begin, server))
+        for report in self._stream(blocks.run(self._reached(tasks)), self.quorum):
+            blocks.add(report)
+        joined.combine(blocks.sums())
         return joined
 
     def ask(self, question: str, tasks: Iterable[Task]) -> Iterator[Report]:
@@ -236,9 +227,8 @@ class Fleet:
             for outcome in outcomes:
                 report, failure = outcome.report, outcome.failure
                 if failure is not None or report is None:
-                    self._fail(
-                        outcome, *((failure.kind, failure.message, failure.trace) if failure else ("lost", "no report"))
-                    )
+                    why = (failure.kind, failure.message, failure.trace) if failure else ("lost", "no report")
+                    self._fail(outcome, *why)
                     continue
                 if reason := nonsense(report, self.networks[self.kind(outcome.client)], like):
                     self._fail(outcome, "nonsense", reason)
@@ -249,9 +239,8 @@ class Fleet:
                     stays = self._leaves[outcome.client] - self.elapsed
                     if self.deadline is not None and min(seconds, stays) > self.deadline:
                         slowest = self.deadline
-                        self._fail(
-                            outcome, "late", f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
-                        )
+                        needs = f"needs {seconds:.3g} virtual seconds, the deadline is {self.deadline:g}"
+                        self._fail(outcome, "late", needs)
                         continue
                     if seconds > stays:
                         slowest = max(slowest, stays)

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fedloom.encoding import dense, mask_of
+from fedloom.fleet.blocks import Joined, Sums
 from fedloom.registry import register
 from fedloom.types import Report, Server, Tensors
 
-__all__ = ["Joined", "Mean", "Merge"]
-
-
-class Joined(Protocol):
-    """A merge under way; memory does not grow with the cohort."""
-
-    def add(self, report: Report) -> None:
-        """Take one report in."""
-
-    def combine(self, other: Joined) -> None:
-        """Take over another merge's reports (tree-reduced merges)."""
-
-    def result(self) -> Tensors:
-        """The server's next tensors."""
+__all__ = ["Mean", "Merge"]
 
 
 class Merge(Protocol):
@@ -71,17 +59,11 @@ class Mean:
 class Totals:
     """Weighted sums and the weights behind them: one number a tensor, and one an element for reports that were cut."""
 
-    combines: ClassVar[bool] = True  # sums of some reports may be made elsewhere
-
     def __init__(self, server: Server, weight: Callable[[Report], float]) -> None:
         self.server, self.weight = server, weight
         self.total: Tensors = {}
         self.whole: dict[str, float] = {}  # the weight of those who voted on all of a tensor
         self.parts: Tensors = {}  # the weight of the others, element by element
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What travels: the sums, not the server that they are over."""
-        return self.__dict__ | {"server": None}
 
     def add(self, report: Report) -> None:
         """Add a report's tensors with its weight."""
@@ -107,14 +89,16 @@ class Totals:
         whole = torch.tensor(self.whole[name], dtype=torch.float64, device=self.total[name].device)
         return whole + self.parts[name] if name in self.parts else whole
 
-    def combine(self, other: Joined) -> None:
-        """Add another merge's sums."""
-        if not isinstance(other, Totals):
-            raise TypeError("sums combine with sums only")
-        for name, total in other.total.items():
+    def sums(self) -> Sums:
+        """The totals and the weights behind them."""
+        return {"total": self.total, "whole": self.whole, "parts": self.parts}
+
+    def combine(self, sums: Sums) -> None:
+        """Add such totals."""
+        for name, total in sums["total"].items():
             self.total[name] = self.total[name].add_(total) if name in self.total else total.clone()
-            self.whole[name] = self.whole.get(name, 0.0) + other.whole[name]
-        for name, part in other.parts.items():
+            self.whole[name] = self.whole.get(name, 0.0) + sums["whole"][name]
+        for name, part in sums["parts"].items():
             self.parts[name] = self.parts[name].add_(part) if name in self.parts else part.clone()
 
     def result(self) -> Tensors:

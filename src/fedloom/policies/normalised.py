@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Lt
 
 from fedloom.encoding import dense
-from fedloom.policies.merge import Joined
+from fedloom.fleet.blocks import Joined, Sums
 from fedloom.registry import register
 from fedloom.types import Report, Server, Tensors
 
@@ -44,16 +44,10 @@ class Normalised:
 class Changes:
     """Sums of weighted changes: divided by the normaliser for trained tensors, plain for buffers."""
 
-    combines: ClassVar[bool] = True
-
     def __init__(self, server: Server, rule: Normalised) -> None:
         self.server, self.rule = server, rule
         self.weight = self.effective = 0.0
         self.total: Tensors = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What travels: the sums, not the server that they are over."""
-        return self.__dict__ | {"server": None}
 
     def add(self, report: Report) -> None:
         """Add a report's change since the round began."""
@@ -67,13 +61,15 @@ class Changes:
                 self.total[name] = torch.zeros_like(old, dtype=torch.float64)
             self.total[name].add_(dense(value).double() - old.double(), alpha=report.weight * per_step)
 
-    def combine(self, other: Joined) -> None:
-        """Add another merge's sums."""
-        if not isinstance(other, Changes):
-            raise TypeError("sums combine with sums only")
-        self.weight, self.effective = self.weight + other.weight, self.effective + other.effective
-        for name, total in other.total.items():
-            self.total[name] = self.total[name] + total if name in self.total else total.clone()
+    def sums(self) -> Sums:
+        """The total change and the weights behind it."""
+        return {"weight": self.weight, "effective": self.effective, "total": self.total}
+
+    def combine(self, sums: Sums) -> None:
+        """Add such totals."""
+        self.weight, self.effective = self.weight + sums["weight"], self.effective + sums["effective"]
+        for name, total in sums["total"].items():
+            self.total[name] = self.total[name].add_(total) if name in self.total else total.clone()
 
     def result(self) -> Tensors:
         """The server moved by tau_eff times the mean normalised change; its momentum is kept in its memory."""

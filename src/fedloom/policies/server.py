@@ -14,7 +14,8 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from fedloom.policies.merge import Joined, Mean, Totals
+from fedloom.fleet.blocks import Joined
+from fedloom.policies.merge import Mean, Totals
 from fedloom.registry import register
 from fedloom.types import Server, Tensors
 

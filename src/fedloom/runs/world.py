@@ -37,6 +37,7 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.gap import gap
+from fedloom.policies.merge import Merge
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
@@ -276,6 +277,11 @@ class World:
     def filter(self) -> Callable[[Client, Report], Report] | None:
         """What is done to reports before they leave a client."""
         return self.method.filter
+
+    @property
+    def merge(self) -> Merge:
+        """How the method joins reports."""
+        return self.method.merge
 
     @cached_property
     def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
