@@ -8,7 +8,7 @@ the data are: `work` trains, `final` makes the model that the client really uses
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
@@ -72,10 +72,8 @@ class Method:
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""
         if missing := self.merge.needs - self.tells:
-            name = type(self).__name__.lower()
-            raise InputError(
-                f"merge needs {', '.join(missing)} in every report, which {name} does not tell; use fednova"
-            )
+            needed, name = ", ".join(sorted(missing)), type(self).__name__.lower()
+            raise InputError(f"merge needs {needed} in every report, which {name} does not tell; use fednova")
         serverless, star = type(self).round is Method.round, isinstance(self.topology, Star)
         if serverless == star:
             reason = "has no server and cannot run as a star" if star else "has a server and runs as a star only"
@@ -158,7 +156,3 @@ class Method:
         public = {name: tensor for name, tensor in fit.tensors.items() if name not in held_back}
         classes = client.classes if self.merge.by_class else None
         return Report(public, float(client.samples), fit.numbers, where, classes)
-
-    def with_slots(self, **policies: object) -> Method:
-        """The same method with other policies in some slots."""
-        return replace(self, **policies)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleto
 __all__ = ["Network"]
 
 SKELETONS = 1024
+Spot = tuple[dict[str, Tensor | None], str, str]  # where a module keeps a tensor: dict, key, the tensor's name
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -46,16 +47,12 @@ class Network:
         self.module = initialise(build, 0)
         # Of eleven networks and batch sizes none was slower channels last with one thread in float32: `fedloom bench
         # layout`, docs/benchmarks.md.
-        suitable = self.device.type == "cpu" and dtype == torch.float32
-        self.channels_last = layout == "channels_last" or (
-            layout == "auto" and suitable and _runs_channels_last(self.module, shape)
-        )
+        suitable = layout == "auto" and self.device.type == "cpu" and dtype == torch.float32
+        self.channels_last = layout == "channels_last" or (suitable and _runs_channels_last(self.module, shape))
         self.names = tuple(self.module.state_dict())
         _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
-        self._skeletons: dict[
-            tuple[object, ...], tuple[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]
-        ] = {}
+        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[Spot]]] = {}
         self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
@@ -201,7 +198,7 @@ def _divided(share: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
     return lambda layer, inputs, output: output / share
 
 
-def _places(path: str, module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, str]]:
+def _places(path: str, module: nn.Module) -> list[Spot]:
     """Where a module keeps its own tensors: the dict, the key in it, and the tensor's name in the model."""
     slots: tuple[dict[str, Tensor | None], ...] = (module._parameters, module._buffers)  # type: ignore[assignment]
     temporary = module._non_persistent_buffers_set

@@ -131,9 +131,8 @@ class Outcome:
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
-        numbers = self.report.numbers if self.report else {}
-        kept = {"report", "failure", "state"}
-        return dict(numbers) | {name: value for name, value in vars(self).items() if name not in kept}
+        numbers, apart = dict(self.report.numbers) if self.report else {}, ("report", "failure", "state")
+        return numbers | {name: value for name, value in vars(self).items() if name not in apart}
 
 
 @dataclass(frozen=True, eq=False)

@@ -253,8 +253,11 @@ def _serve(factory: Callable[[], Workplace], pipe: Connection, parent: int) -> N
             base = message["base"]
             continue
         tasks = [replace(task, base=base if message["based"] else None) for task in message["tasks"]]
-        # One after another: who trains together must not depend on the number of workers.
-        outcomes = [perform(place, [given])[0] for given in zip(tasks, message["states"], strict=True)]
+        given = list(zip(tasks, message["states"], strict=True))
+        # A trainer of one client at a time gets them all, which keeps what runs between its fits warm; who else trains
+        # together must not depend on the number of workers.
+        groups = [given] if place.trainer.window == 1 else [[each] for each in given]
+        outcomes = [outcome for group in groups for outcome in perform(place, group)]
         sums = None
         if message["summed"]:
             outcomes, sums = added(place, base["model"], outcomes)

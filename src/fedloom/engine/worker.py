@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
@@ -70,7 +70,7 @@ class _Job:
 
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
-        self.start, self.download_bytes, self.upload_bytes, self.macs, self.step_memory = perf_counter(), 0, 0, 0, 0
+        self.seconds, self.download_bytes, self.upload_bytes, self.macs, self.step_memory = 0.0, 0, 0, 0, 0
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
         self.single = True
@@ -79,6 +79,7 @@ class _Job:
 
     def advance(self, answers: Sequence[Any]) -> None:
         """Hand over the answers to the last requests, and get the next ones."""
+        begin = perf_counter()
         try:
             asked = self._next(answers)
             self.single = not isinstance(asked, tuple)
@@ -88,6 +89,7 @@ class _Job:
             self.requests, self.report = None, stop.value
         except Exception as error:  # noqa: BLE001 (a client's failure is a value)
             self.requests, self.failure = None, self._failed(error)
+        self.seconds += perf_counter() - begin
 
     def _next(self, answers: Sequence[Any]) -> Any:
         if self.generator is None:
@@ -128,7 +130,7 @@ class _Job:
         # A report may hold anything (the fleet refuses nonsense later); what is no tensor has no elements.
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
-            self.download_bytes, self.upload_bytes, self.macs, perf_counter() - self.start,
+            self.download_bytes, self.upload_bytes, self.macs, self.seconds,
             peak if self.report else None, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 
@@ -147,8 +149,19 @@ def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> l
     for job in jobs:
         job.advance([])
     while pending := [job for job in jobs if job.requests is not None]:
-        answers = iter(place.trainer.solve([request for job in pending for request in job.requests or ()]))
-        for job in pending:
-            job.advance([next(answers) for _ in job.requests or ()])
+        # Who wants one client at a time is asked client by client, so that each one's time is known.
+        groups = [[job] for job in pending] if place.trainer.window == 1 else [pending]
+        for group, answers in [(group, _solved(place, group)) for group in groups]:
+            for job in group:
+                job.advance([next(answers) for _ in job.requests or ()])
     peak = memory.peak()
     return [job.outcome(peak) for job in jobs]
+
+
+def _solved(place: Workplace, jobs: Sequence[_Job]) -> Iterator[Any]:
+    """The answers to all that they request, in order; the time that took is theirs in equal parts."""
+    begin = perf_counter()
+    answers = place.trainer.solve([request for job in jobs for request in job.requests or ()])
+    for job in jobs:
+        job.seconds += (perf_counter() - begin) / len(jobs)
+    return iter(answers)

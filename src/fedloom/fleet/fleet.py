@@ -181,8 +181,8 @@ class Fleet:
 
         Reports hold tensors of the client's model, or tensors like these.
         """
-        outcomes = self.engine.run(self._reached(tasks))
-        return self._stream(outcomes, self.quorum if quorum is None else quorum, like)
+        quorum = self.quorum if quorum is None else quorum
+        return self._stream(self.engine.run(self._reached(tasks)), quorum, like)
 
     def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
         """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""

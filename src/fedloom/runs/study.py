@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -366,6 +367,6 @@ def method_of(study: Study) -> Any:
             problems.append(str(error))
     if problems:
         raise InputError("\n".join(problems))
-    method = method.with_slots(**policies)
+    method = replace(method, **policies)
     method.check()
     return method

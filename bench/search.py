@@ -1,0 +1,94 @@
+"""What a search for a structure is worth: the structure it finds, trained anew, beside structures drawn at random.
+
+python bench/search.py fedea mnist 3      (or: fednas digits 3)      method, data set, seeds
+
+FedEA and its random twin judge equally many structures for equally many rounds; the most accurate of each is trained
+anew. FedNAS searches by gradients; the structure it finds is trained anew beside random structures, each for the same
+rounds. Every line is one seed: split, fleet and draws are the same for all that is compared in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import fedloom
+from fedloom.runs.grid import merged
+from fedloom.runs.result import Result
+
+LIMIT = {"digits": 1200, "mnist": 3000}
+RATE = 0.05
+ROUNDS = 30  # of the structure that was found, and of random ones
+RANDOM = 4  # structures drawn at random beside FedNAS
+NARROW = {"name": "lenet5_bn"}
+SPACE = {"width": 8, "cells": 3, "nodes": 2}
+Sections = Mapping[str, Any]
+
+
+def run(data: str, seed: int, *sections: Sections) -> Result:
+    """One run of the common set-up with these sections on top."""
+    study: dict[str, Any] = {
+        "method": {"name": "fedavg"},
+        "data": {"name": data, "limit": LIMIT[data], "validation": 0.3},
+        "partition": {"name": "dirichlet:0.5"},
+        "fleet": {"clients": 10},
+        "train": {"lr": RATE, "batch_size": 32, "epochs": 2},
+        "evaluate": {"every": ROUNDS},
+        "run": {"seed": seed, "rounds": ROUNDS},
+    }
+    for each in sections:
+        study = merged(study, each)
+    with tempfile.TemporaryDirectory() as folder:
+        result = fedloom.run(study=merged(study, {"run": {"out": folder}}))
+        return Result(result.store, dict(result.summary))
+
+
+def say(seed: int, what: str, result: Result, note: str = "") -> float:
+    """A line of the table; gives the accuracy."""
+    found = result.summary
+    cells = [seed, what, f"{100 * found['global_accuracy']:.1f}", f"{found['last_parameters'] / 1e3:.1f}",
+             f"{found['last_forward_macs'] / 1e6:.2f}", f"{found['train_macs'] / 1e9:.0f}", note]  # fmt: skip
+    sys.stdout.write("| " + " | ".join(map(str, cells)) + " |\n")
+    sys.stdout.flush()
+    return float(found["global_accuracy"])
+
+
+def fedea(data: str, seed: int) -> dict[str, float]:
+    """NSGA-II and random search over the widths of one network: population 8, five generations of six rounds."""
+    scores = {}
+    for search in ("nsga2", "random"):
+        method = {"name": "fedea", "population": 8, "rounds_each": 6, "search": search}
+        found = run(data, seed, {"method": method, "model": NARROW}).summary["found"]
+        model = {"name": "narrowed", "of": NARROW["name"], "rates": found["rates"]}
+        anew = run(data, seed, {"model": model, "train": {"lr": RATE * found["lr_factor"]}})
+        best = min(each["error"] for each in found["front"])
+        scores[search] = say(seed, f"FedEA, {search}", anew, f"validation error {100 * best:.1f} %")
+    return scores
+
+
+def fednas(data: str, seed: int) -> dict[str, float]:
+    """A DARTS search, its structure, and structures drawn at random."""
+    sgd = {"train": {"momentum": 0.9, "weight_decay": 3e-4, "clip": 5.0}}
+    search = {"method": {"name": "fednas", "alpha_lr": 0.01}, "model": {"name": "darts_search", **SPACE}}
+    searched = run(data, seed, sgd, search)
+    say(seed, "the search itself", searched)
+    found = searched.summary["found"]
+    model = {"name": "darts", **SPACE, "normal": found["normal"], "reduce": found["reduce"]}
+    scores = {"found": say(seed, "its structure", run(data, seed, sgd, {"model": model}))}
+    others = []
+    for number in range(RANDOM):
+        model = {"name": "darts", **SPACE, "drawn": RANDOM * seed + number}
+        others.append(say(seed, f"random structure {number + 1}", run(data, seed, sgd, {"model": model})))
+    return scores | {"random, mean": fmean(others), "random, best": max(others)}
+
+
+if __name__ == "__main__":
+    kind, data, seeds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    heads = ("seed", "what", "accuracy %", "k parameters", "M MACs", "GMACs of the run", "")
+    sys.stdout.write(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|\n")
+    scores = [{"fedea": fedea, "fednas": fednas}[kind](data, seed) for seed in range(seeds)]
+    for name in scores[0]:
+        sys.stdout.write(f"{name}: {100 * fmean(each[name] for each in scores):.1f} % over {seeds} seeds\n")
