@@ -46,7 +46,7 @@ PEERS = (
     Peer("fedloom", "with_fedloom.py", "fedloom"),
     Peer("by hand", "with_torch.py", "torch"),
     Peer("pfl-research", "with_pfl.py", "pfl", "pfl"),
-    Peer("pfl-research, a process a core", "with_pfl.py", "pfl", "pfl",
+    Peer("pfl-research on all cores", "with_pfl.py", "pfl", "pfl",
          ("-m", "torch.distributed.run", "--nproc_per_node", str(os.cpu_count() or 1)), ("cpu",)),
     Peer("FedLab", "with_fedlab.py", "fedlab", "fedlab"),
     Peer("Flower simulation", "with_flower.py", "flwr", "flower"),
