@@ -33,10 +33,7 @@ def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[
     return {
         "train_loss": sum(entry["loss"] * entry["samples"] for entry in done) / weight if weight else None,
         "mean_parameters": fmean(entry["parameters"] for entry in done) if done else None,
-        # A client that tried several models tells the cost of the one it sent.
-        "mean_forward_macs": fmean(entry.get("forward_macs", entry["macs"] / entry["samples"] / 3) for entry in done)
-        if weight
-        else None,
+        "mean_forward_macs": fmean(entry["forward_macs"] for entry in done) if weight else None,
         "upload_bytes": sum(entry["upload_bytes"] for entry in ledger),
         "download_bytes": sum(entry["download_bytes"] for entry in ledger),
         "train_macs": sum(entry["macs"] for entry in ledger),
