@@ -83,7 +83,8 @@ def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
     """How far the round's sub-models ended from the whole model trained alike, on average; `server` is as it began."""
     trained = sorted({entry["client"] for entry in fleet.ledger if entry["job"] == "work" and not entry["failed"]})
     whole = {WHOLE: method.sent(server)}
-    tasks = (replace(method.task(server, fleet, client), tensors=whole) for client in trained)
+    made = (method.task(server, fleet, client) for client in trained)
+    tasks = (replace(task, tensors={**task.tensors, **whole}) for task in made)
     told = [answer.numbers for answer in fleet.ask("gap", tasks)]
     return {name: fmean(each[name] for each in told) for name in ("gap", "update")} if told else {}
 
