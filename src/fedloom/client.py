@@ -104,6 +104,10 @@ class Client:
         chosen = torch.randperm(len(rows), generator=self.generator(purpose))[:count]
         return replace(self.train, rows=rows[chosen.to(rows.device)])
 
+    def normed(self, part: Samples) -> Samples:
+        """A part that batch norm can go by: a single sample is there twice where there are norm layers."""
+        return replace(part, rows=part.rows.repeat(2)) if len(part) == 1 and self.network.norms else part
+
     def plan(
         self,
         parts: Sequence[Samples] = (),
@@ -144,8 +148,7 @@ class Client:
 
     def _pool(self, part: Samples, epochs: int, generator: torch.Generator, apart: bool) -> tuple[Images, list[Tensor]]:
         """Images to draw from and, epoch by epoch, their rows: the client's as they are, or (augmented) copies."""
-        # Batch norm cannot train on a single sample, so a client that has but one sees it twice a batch.
-        rows = part.rows.repeat(2) if len(part) == 1 and self.network.norms else part.rows
+        rows = self.normed(part).rows
         if part.augment is None and not apart:
             return part.images, [rows]
         own, epochs = rows.to(part.images.x.device), epochs if part.augment else 1

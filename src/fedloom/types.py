@@ -124,6 +124,7 @@ class Outcome:
     download_bytes: int = 0
     upload_bytes: int = 0
     macs: int = 0
+    forward_macs: int = 0  # of one sample through the model that it sent
     seconds: float = 0.0
     peak_memory_bytes: int | None = None  # of the process that did it, measured
     step_memory_bytes: int = 0  # of one training step at this size, computed
@@ -282,6 +283,7 @@ class Fitted:
     macs: int
     seconds: float
     step_memory: int = 0  # bytes, computed: tensors, gradients, the optimiser's memory, saved activations
+    forward_macs: int = 0  # of one sample through the model that the steps ran, on average over all samples
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -272,6 +272,18 @@ def test_other_cuts_and_importance_compose(tmp_path):
     assert all(0.05 <= rate <= 1 for rate in result.summary["found"].values())
 
 
+def test_importance_is_a_mean_so_a_temperature_means_the_same_for_all():
+    """The same images three times over say the same: sums would be three times as sharp."""
+    cut = {"score": "activation", "temperature": 0.02}
+    federation = Federation("fedes", **LENET, cut=cut, method={"redraw": False})
+    client, kept = federation.client(0), []
+    for copies in (1, 3):
+        validation = replace(client.validation, rows=client.validation.rows.repeat(copies))
+        work = federation.method.work(replace(client, validation=validation), client.task)
+        kept.append(work.send(solved(federation.world, next(work)))[0].tensors)
+    same(*kept)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

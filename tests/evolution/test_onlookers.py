@@ -40,6 +40,28 @@ def test_other_seeds_draw_others_and_none_is_the_default(tmp_path):
     assert "onlooker_accuracy" not in run("fedavg", tmp_path, run={"rounds": 1}).summary
 
 
+def test_their_data_are_not_in_the_statistics_of_the_model(tmp_path):
+    normed = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}}
+    ledger = run("heterofl", tmp_path, **FLEET, **normed).rows("clients")
+    looking_on = set(world("heterofl", **FLEET, **normed).columns["onlooker"].nonzero()[0].tolist())
+    asked = {entry["client"] for entry in ledger if entry["job"] == "statistics"}
+    assert asked == set(range(5)) - looking_on
+
+
+def test_scaffolds_common_control_is_the_mean_of_those_who_train(tmp_path):
+    state = final(run("scaffold", tmp_path, **FLEET))
+    own = {}
+    for name, tensor in state.items():
+        _, mark, end = name.partition("/control/")
+        if mark:
+            own.setdefault(end, {})["server" if name.startswith("server/") else name] = tensor
+    assert own
+    for kinds in own.values():
+        common = kinds.pop("server")
+        assert len(kinds) == 3
+        torch.testing.assert_close(common, torch.stack(list(kinds.values())).mean(0), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", ["fedes", "tfedavg"])
 def test_trained_models_are_the_ones_that_were_sent(method, tmp_path):
     """Judged by what they trained, FedES clients use their pruned survivors and T-FedAvg clients ternary weights."""

@@ -66,7 +66,7 @@ def test_normaliser_of_plain_steps():
     assert [normaliser(1, rho, shrink) for rho in (0.0, 0.9) for shrink in (0.0, 0.5)] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("rho", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 3.0)])
+@pytest.mark.parametrize(("rho", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 3.0), (0.9, 3.0), (0.5, 10.0)])
 def test_normaliser_is_what_steps_amount_to_under_a_constant_gradient(rho, mu):
     """With torch's SGD: the distance is eta a times the gradient."""
     eta, tau, slope = 0.05, 9, torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -83,6 +83,13 @@ def test_the_clients_settings_reach_the_normaliser(tmp_path):
     changes = {"method": {"mu": 0.5}, "train": {"momentum": 0.3, "lr": 0.2, "steps": 4}}
     found = {entry["normaliser"] for entry in run("fednova", tmp_path, **changes).rows("clients") if "steps" in entry}
     assert sorted(found) == [pytest.approx(normaliser(4, 0.3, 0.1))]
+
+
+def test_momentum_that_the_optimiser_does_not_know_is_not_counted(tmp_path):
+    changes = {"train": {"optimizer": "adam", "lr": 0.01, "momentum": 0.9}, "run": {"rounds": 1}}
+    for entry in run("fednova", tmp_path, **changes).rows("clients"):
+        if entry["job"] == "work":
+            assert entry["normaliser"] == entry["steps"]
 
 
 def quadratic(merge, taus, rounds=1500, eta=0.01):

@@ -60,7 +60,8 @@ def test_to_target_without_a_global_model_is_about_the_clients_own():
 
 def entry(client, loss=None, samples=None, failed="", **more):
     numbers = {} if loss is None else {"loss": loss, "samples": samples}
-    costs_of_one = {"upload_bytes": 1, "download_bytes": 2, "macs": 3, "parameters": 10 * (client + 1)}
+    costs_of_one = {"upload_bytes": 1, "download_bytes": 2, "macs": 3, "forward_macs": 5 * (client + 1)}
+    costs_of_one["parameters"] = 10 * (client + 1)
     return {"client": client, "failed": failed, "job": "work"} | costs_of_one | numbers | more
 
 
@@ -69,7 +70,7 @@ def test_costs_of_a_round():
     assert costs(ledger, 7.5, 2) == {
         "train_loss": (10 + 120) / 40, "upload_bytes": 5, "download_bytes": 10, "train_macs": 15,
         "virtual_seconds": 7.5, "clients": 4, "failures": 2, "mean_parameters": 15.0,
-        "mean_forward_macs": (1 / 10 + 1 / 30) / 2,
+        "mean_forward_macs": 7.5,
     }  # fmt: skip
     assert costs([], 0.0, 0)["train_loss"] is None
 
@@ -146,3 +147,20 @@ def test_a_target_is_in_the_summary(tmp_path):
     first = rows(result)[0]
     assert result.summary["rounds_to_target"] == 1
     assert result.summary["bytes_to_target"] == first["upload_bytes"] + first["download_bytes"]
+
+
+DOUBLED = {
+    "perfedavg": {}, "ditto": {}, "fedrep": {"method": {"head_epochs": 3}}, "fedckd": {"method": {"mu0": 0.0}},
+    "fedrkd": {}, "fedcpn": {"start": {"most": 3}}, "fedmd": {"method": {"public_epochs": 1, "private_epochs": 1}},
+    "fedes": {"method": {"first": 1.0, "sigma": 0.0}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", DOUBLED)
+def test_a_forward_pass_costs_what_the_model_costs_whatever_training_does_with_it(method, tmp_path):
+    """Several gradients a step, teachers, second models and other fits of the round are in `train_macs` alone."""
+    changes = {"data": {"validation": 0.2, "public": 10}, **DOUBLED[method]}
+    summary = run(method, tmp_path, **changes).summary
+    plain = run("fedavg", tmp_path, **{name: changes[name] for name in ("data",)}).summary
+    assert summary["mean_forward_macs"] == summary["last_forward_macs"] == 64 * 8 + 8 * 10
+    assert summary["train_macs"] > plain["train_macs"]

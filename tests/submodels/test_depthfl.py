@@ -18,7 +18,7 @@ from fedloom.network import Network
 from fedloom.policies.merge import Mean
 from fedloom.runs.export import export
 from fedloom.types import Batch
-from tests.methods.tiny import run
+from tests.methods.tiny import run, study_of
 from tests.submodels.federation import FLOAT32, Federation
 from tests.submodels.nets import images
 
@@ -197,6 +197,27 @@ def test_models_without_stages_are_refused(name, command):
 def test_a_cut_of_units_is_refused(command):
     told = command("run", "depthfl", "--model", "cnn4", "--set", "cut.name=prefix").sentence()
     assert "depthfl cuts in depth" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective": {"name": "cross_entropy"}}, "objective 'cross_entropy' is about the answers of one"),
+        ({"objective": {"name": "masked"}}, "objective 'masked' is about the answers of one"),
+        ({"objective": {"name": "features"}}, "objective 'features' is about the answers of one"),
+        ({"start": {"name": "adaptive"}}, "depthfl has several exits, and start 'adaptive' learns by one"),
+    ],
+)
+def test_what_knows_a_single_exit_is_refused(changes, said):
+    with pytest.raises(InputError, match=said):
+        study_of("depthfl", **CNN4, **changes)
+
+
+def test_candidates_tell_the_loss_of_all_exits_together(tmp_path):
+    result = run("depthfl", tmp_path, fleet={"clients": 4}, select={"name": "powd", "fraction": 0.5}, **CNN4)
+    told = [entry for entry in result.rows("clients") if entry["job"] == "loss"]
+    assert len(told) == 8
+    assert not [entry["reason"] for entry in told if entry["failed"]]
 
 
 def test_static_batch_norm_under_depths():

@@ -21,6 +21,19 @@ def test_whole_models_leave_no_gap(tmp_path):
     assert result.summary["accumulated_update"] > 0
 
 
+def test_whole_models_that_travel_encoded_leave_none_either(tmp_path):
+    """T-FedAvg puts its encoded model into the task itself; the question must not take that away."""
+    rows = ran(tmp_path, "tfedavg", "uniform", **{"cut.name": "prefix", "method.layers": "all"}).rows("metrics")
+    assert [row["gap"] for row in rows] == [0, 0]
+
+
+def test_stages_that_a_shallow_client_does_not_have_are_in_its_gap(tmp_path):
+    model = {"model.name": "cnn4", "model.widths": [4, 6, 8]}
+    base = {"data.limit": 200, "evaluate.gap": True, "train.batch_size": 16, **model}
+    rows = fedloom.run("depthfl", set=base, clients=3, rounds=1, out=tmp_path, engine="local").rows("metrics")
+    assert 0 < rows[0]["gap"]
+
+
 @pytest.mark.parametrize("method", ["heterofl", "feddse", "fedgse"])
 def test_sub_models_leave_one_that_adds_up(tmp_path, method):
     result = ran(tmp_path, method, "low")

@@ -146,7 +146,8 @@ class Flower:
         return Outcome(
             task.client, task.round, task.stage, task.job, replace(report, client=task.client),
             download_bytes=_count(claimed.download_bytes), upload_bytes=_count(claimed.upload_bytes),
-            macs=_count(claimed.macs), step_memory_bytes=_count(claimed.step_memory_bytes),
+            macs=_count(claimed.macs), forward_macs=_count(claimed.forward_macs),
+            step_memory_bytes=_count(claimed.step_memory_bytes),
             parameters=_count(claimed.parameters), seconds=min(max(0.0, seconds), elapsed), peak_memory_bytes=peak,
         )  # fmt: skip
 

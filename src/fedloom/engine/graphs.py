@@ -316,7 +316,7 @@ class Graphs(Reference):
                 groups.setdefault(key, []).append(number)
         jobs = [(key, job) for key, numbers in groups.items() for job in self._jobs(numbers, requests)]
         # The longest first: the last to begin should not be the last to end by much.
-        jobs.sort(key=lambda each: -self._cost(each[1].fits[0]))
+        jobs.sort(key=lambda each: -self._cost(each[1].fits[0])[0])
         while jobs:
             wave, jobs, used, short = jobs, [], dict[tuple[object, ...], int](), False
             now = []
@@ -461,8 +461,9 @@ class Graphs(Reference):
     def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
         sizes = [each[0] for each in fit.plan.sizes]
         samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
+        macs, forward = self._cost(fit)
         return Fitted(
-            tensors, len(sizes), samples, loss / samples, squared / early, self._cost(fit), seconds, self._memory(fit)
+            tensors, len(sizes), samples, loss / samples, squared / early, macs, seconds, self._memory(fit), forward
         )
 
     @torch.no_grad()

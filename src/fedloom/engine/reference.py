@@ -103,8 +103,9 @@ class Reference:
             for name, tensor in tensors.items()
         }
         seconds = perf_counter() - start
+        macs, forward = self._cost(fit)
         return Fitted(
-            done, len(plan.steps), len(all_losses), loss, squared, self._cost(fit), seconds, self._memory(fit)
+            done, len(plan.steps), len(all_losses), loss, squared, macs, seconds, self._memory(fit), forward
         )
 
     def _copied(self, tensor: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
@@ -115,12 +116,14 @@ class Reference:
     def _trainable(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.network.buffers
 
-    def _cost(self, fit: Fit) -> int:
-        """Multiply-accumulates of all passes; a backward pass costs two forward ones."""
+    def _cost(self, fit: Fit) -> tuple[int, int]:
+        """Multiply-accumulates of all passes, a backward one costing two forward ones; and of one sample forward."""
         steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) * step.passes for step in steps]
-        counted = zip(fit.plan.sizes, fit.plan.variants, strict=True)
-        return round(sum(3 * forward[variant] * sizes[0] for sizes, variant in counted))
+        forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) for step in steps]
+        counted = [(variant, sizes[0]) for sizes, variant in zip(fit.plan.sizes, fit.plan.variants, strict=True)]
+        total = sum(3 * forward[variant] * steps[variant].passes * size for variant, size in counted)
+        once = sum(forward[variant] * size for variant, size in counted) / sum(size for _, size in counted)
+        return round(total), round(once)
 
     def _memory(self, fit: Fit) -> int:
         """Bytes of the largest step, once a signature: the tensors, their gradients, slots and saved activations."""

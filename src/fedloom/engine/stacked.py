@@ -166,12 +166,15 @@ def _clip_each(grads: Tensors, limit: float, clients: int) -> None:
     grads.update({name: grad * scale.reshape(-1, *(1,) * (grad.ndim - 1)) for name, grad in grads.items()})
 
 
-def gathered(fit: Fit, tensors: Tensors, losses: Iterable[Tensor], macs: int, seconds: float, memory: int) -> Fitted:
+def gathered(
+    fit: Fit, tensors: Tensors, losses: Iterable[Tensor], cost: tuple[int, int], seconds: float, memory: int
+) -> Fitted:
     """A fit's answer from the losses of its steps, in order."""
     found = list(losses)
     all_losses, first = torch.cat(found).double(), torch.cat(found[: fit.plan.epoch]).double()
     loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
-    return Fitted(tensors, len(fit.plan.steps), len(all_losses), loss, squared, macs, seconds, memory)
+    macs, forward = cost
+    return Fitted(tensors, len(fit.plan.steps), len(all_losses), loss, squared, macs, seconds, memory, forward)
 
 
 class Stacked(Reference):

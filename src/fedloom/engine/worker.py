@@ -70,7 +70,8 @@ class _Job:
 
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
-        self.seconds, self.download_bytes, self.upload_bytes, self.macs, self.step_memory = 0.0, 0, 0, 0, 0
+        self.download_bytes = self.upload_bytes = self.macs = self.forward_macs = self.step_memory = 0
+        self.seconds = 0.0
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
         self.single = True
@@ -100,6 +101,7 @@ class _Job:
                 raise answer
             if isinstance(answer, Fitted):
                 self.macs += answer.macs
+                self.forward_macs = answer.forward_macs  # the last fit is mostly that of the model that is sent
                 self.step_memory = max(self.step_memory, answer.step_memory)
         return self.generator.send(answers[0] if self.single else tuple(answers))
 
@@ -126,11 +128,13 @@ class _Job:
         """What became of it, with its costs; a question leaves the state as it was."""
         task = self.task
         sent = self.report.tensors.values() if self.report else ()
+        # A client that tried several models tells the cost of the one that it sent.
+        forward = int((self.report.numbers if self.report else {}).get("forward_macs", self.forward_macs))
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
         # A report may hold anything (the fleet refuses nonsense later); what is no tensor has no elements.
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
-            self.download_bytes, self.upload_bytes, self.macs, self.seconds,
+            self.download_bytes, self.upload_bytes, self.macs, forward, self.seconds,
             peak if self.report else None, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
         )  # fmt: skip
 

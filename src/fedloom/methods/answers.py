@@ -87,8 +87,7 @@ class Answering(Method):
         about = drawn(client, self.samples, task.round)
         read = yield Measure(fit.tensors, Answers(about.total), about.samples)
         rows = read["logits"][about.numbers.to(client.network.device)]
-        numbers = {**fit.numbers, "forward_macs": float(client.network.macs(fit.tensors))}
-        return Report({ANSWERS: self.told(rows)}, float(client.samples), numbers)
+        return Report({ANSWERS: self.told(rows)}, float(client.samples), fit.numbers)
 
     def begin(self, client: Client) -> Work[Tensors]:
         """The model that a client starts with when it first takes part."""

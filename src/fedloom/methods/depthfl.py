@@ -25,9 +25,11 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models.exits import with_exits
+from fedloom.policies.adaptive import Adaptive
 from fedloom.policies.cut import Whole
-from fedloom.policies.objective import Objective
-from fedloom.registry import register
+from fedloom.policies.distil import Distilling
+from fedloom.policies.objective import CrossEntropy, Masked, Objective
+from fedloom.registry import name_of, register
 from fedloom.types import Batch, Fixed, Model, Server, Task, Tensors
 
 
@@ -72,6 +74,13 @@ class DepthFL(FedAvg):
         super().check()
         if not isinstance(self.cut, Whole):
             raise InputError("depthfl cuts in depth and cannot run under a cut of units; leave [cut] out")
+        if isinstance(self.objective, CrossEntropy | Masked | Distilling):
+            raise InputError(
+                f"depthfl trains all exits at once, and objective '{name_of(self.objective)}' is about the answers of "
+                "one; leave [objective] out, or bring one that takes stacked logits"
+            )
+        if isinstance(self.start, Adaptive):
+            raise InputError("depthfl has several exits, and start 'adaptive' learns by one; leave [start] out")
 
     def adapt(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
         """The model with exits."""

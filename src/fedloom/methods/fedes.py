@@ -116,7 +116,9 @@ class FedES(FedAvg):
         chromosomes = [chromosome.tolist() for chromosome in client.received("chromosome").values()]
         scores = None
         if self.cut.reading is not None:
-            scores = yield Measure(whole, self.cut.reading, client.validation)
+            seen = client.normed(client.validation)
+            sums = yield Measure(whole, self.cut.reading, seen)
+            scores = {group: score / len(seen) for group, score in sums.items()}
         wheres = [
             self.cut(client.network, genes.units(each), task.round, client.generator("cut"), scores)
             for each in chromosomes

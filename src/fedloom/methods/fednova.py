@@ -2,9 +2,12 @@
 
 Equation 6: every client's change is divided by its normaliser a_i, the number of plain steps its local steps amount to,
 and the mean is multiplied by tau_eff = sum p_i a_i. a_i for plain steps is tau; for momentum rho,
-[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho); for the proximal term, a <- (1 - eta mu) a + 1 a step. Momentum and
-proximal term together follow the authors' code, which mixes both recursions. That code takes sum p_i tau_i for tau_eff
-when mu is not 0: `merge.effective = "steps"`. Buffers are averaged by samples.
+[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho); for the proximal term, a <- (1 - eta mu) a + 1 a step. With both, the
+pull goes through the momentum too: c <- rho c + 1 - eta mu a, a <- a + c a step, of which the others are special cases.
+The authors' code puts one recursion after the other there, a <- (1 - eta mu) (a + c) + 1, which counts a gradient twice
+a step; it also takes sum p_i tau_i for tau_eff when mu is not 0: `merge.effective = "steps"`. Adam, which the paper does
+not treat, moves by about the rate in every step, whatever the gradient: a_i is tau (ours). Buffers are averaged by
+samples.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ def normaliser(steps: int, momentum: float, shrink: float) -> float:
     >>> normaliser(5, 0.0, 0.0), normaliser(1, 0.9, 0.0), normaliser(2, 0.5, 0.0)
     (5.0, 1.0, 2.5)
     """
-    counter = total = 0.0
+    speed = moved = 0.0  # under a constant gradient of 1 and a rate of 1
     for _ in range(steps):
-        counter = momentum * counter + 1
-        total = (1 - shrink) * total + counter
-    return total
+        speed = momentum * speed + 1 - shrink * moved
+        moved += speed
+    return moved
 
 
 @register("method", "fednova", paper="Wang et al., NeurIPS 2020")
@@ -69,5 +72,6 @@ class FedNova(FedAvg):
         train, plain = client.task.train, super().report(client, fit, where)
         if train.lr * self.mu >= 1:
             raise ValueError(f"fednova needs lr x mu below 1; got {train.lr:g} x {self.mu:g}")
-        numbers: dict[str, Any] = {"normaliser": normaliser(fit.steps, train.momentum, train.lr * self.mu)}
+        recursion = (train.momentum, train.lr * self.mu) if train.optimizer == "sgd" else (0.0, 0.0)
+        numbers: dict[str, Any] = {"normaliser": normaliser(fit.steps, *recursion)}
         return replace(plain, numbers={**plain.numbers, **numbers})

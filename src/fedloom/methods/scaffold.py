@@ -1,8 +1,9 @@
 """SCAFFOLD: Karimireddy et al., Stochastic controlled averaging for federated learning, ICML 2020.
 
 Algorithm 1 with option II of equation 4 for the client's control variate. The server averages models with equal
-weights, as in the paper. Control variates exist for parameters, not for buffers. With momentum, weight decay or
-clipping, (x - y) / (K eta) is no longer the mean gradient; it is used all the same, as every implementation does.
+weights, as in the paper; N is the number of clients that ever train. Control variates exist for parameters, not for
+buffers. With momentum, weight decay or clipping, (x - y) / (K eta) is no longer the mean gradient; it is used all the
+same, as every implementation does.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Scaffold(FedAvg):
             joined.add(report)
             for name, change in report.extra["control"].items():
                 moved[name].add_(dense(change))
-        server.memory["control"] = {name: (c + moved[name] / fleet.size).to(c.dtype) for name, c in control.items()}
+        server.memory["control"] = {
+            name: (c + moved[name] / len(fleet.members)).to(c.dtype) for name, c in control.items()
+        }
         mean, step = joined.result(), self.server_rate
         if step != 1:  # buffers are plain means: a variance that is moved too far would turn negative
             moving = server.tensors.keys() - server.network.buffers

@@ -144,7 +144,7 @@ def narrow(cut: Cut, client: Client, tensors: Tensors) -> Work[tuple[Tensors, Wh
     """The client's side of a cut: as the task says, or by the client's own scores of the whole model."""
     if cut.reading is None:
         return tensors, client.task.where
-    seen = client.some(cut.samples, "score")
+    seen = client.normed(client.some(cut.samples, "score"))
     sums = yield Measure(tensors, cut.reading, seen)
     scores = {group: score / len(seen) for group, score in sums.items()}
     where = cut(client.network, client.capacity, client.task.round, client.generator("cut"), scores)

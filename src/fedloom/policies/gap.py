@@ -25,7 +25,7 @@ def gap(method: Any, client: Client, task: Task) -> Work[Report]:
     """How far apart do your sub-model and the whole model end, trained alike?"""
     whole = client.received(WHOLE)
     part: Report = yield from method.work(replace(client, state=dict(client.state)), task)
-    free = replace(task, where=None, tensors={"model": whole})
+    free = replace(task, where=None, only=None, tensors={"model": whole})
     strong = replace(client, task=free, capacity=1.0, state=dict(client.state))
     full: Report = yield from method.work(strong, free)
     learned, cut = ({name: dense(value) for name, value in each.tensors.items()} for each in (full, part))

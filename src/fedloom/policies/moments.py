@@ -47,7 +47,7 @@ class NormMoments:
 
 def statistics(method: Any, client: Client, task: Task) -> Work[Report]:
     """Mean and variance of what enters every batch-norm layer, over your training data (static batch norm)."""
-    read = yield Measure(client.received(), NormMoments(), client.train)
+    read = yield Measure(client.received(), NormMoments(), client.normed(client.train))
     layers = [name.removesuffix(".count") for name in read if name.endswith(".count")]
     moments: Tensors = {}
     for layer in layers:

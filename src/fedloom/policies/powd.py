@@ -55,7 +55,8 @@ class PowerOfChoice:
 def loss(method: Any, client: Client, task: Task) -> Work[Report]:
     """How well does the model you would use fit your training data, or `samples` of them, as training would see it?"""
     tensors = yield from method.final(client, task)
-    read = yield Measure(tensors, Accuracy(training=True), client.some(int(task.numbers.get("samples", 0)), "loss"))
+    seen = client.normed(client.some(int(task.numbers.get("samples", 0)), "loss"))
+    read = yield Measure(tensors, Accuracy(training=True), seen)
     count = float(read["samples"].sum())
     return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
 

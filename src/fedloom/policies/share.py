@@ -94,6 +94,7 @@ class Static(AllTensors):
 
     Training normalises by the batch whatever the statistics are. Before an evaluation, clients run their training
     data through the global model and tell mean and second moment of every norm layer's input; the server pools them.
+    Whoever never trains is not asked: it only tests the model.
     The paper's code averages variances of batches instead, which leaves out how batch means differ.
     """
 
@@ -107,8 +108,9 @@ class Static(AllTensors):
         """Pooled statistics of the clients' training data under this model."""
         if not self.dropped(server.network):
             return server
-        count = max(1, round(self.asked * len(fleet.present)))
-        clients = np.sort(fleet.generator("statistics").choice(fleet.present, count, replace=False))
+        here = np.intersect1d(fleet.present, fleet.members)
+        count = max(1, round(self.asked * len(here)))
+        clients = np.sort(fleet.generator("statistics").choice(here, count, replace=False))
         parts, weight, sums = {"model": server.tensors}, 0.0, dict[str, torch.Tensor]()
         for report in fleet.ask(moments.statistics.__name__, (fleet.task(int(client), parts) for client in clients)):
             weight += report.weight

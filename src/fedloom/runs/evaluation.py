@@ -33,10 +33,7 @@ def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[
     return {
         "train_loss": sum(entry["loss"] * entry["samples"] for entry in done) / weight if weight else None,
         "mean_parameters": fmean(entry["parameters"] for entry in done) if done else None,
-        # A client that tried several models tells the cost of the one it sent.
-        "mean_forward_macs": fmean(entry.get("forward_macs", entry["macs"] / entry["samples"] / 3) for entry in done)
-        if weight
-        else None,
+        "mean_forward_macs": fmean(entry["forward_macs"] for entry in done) if weight else None,
         "upload_bytes": sum(entry["upload_bytes"] for entry in ledger),
         "download_bytes": sum(entry["download_bytes"] for entry in ledger),
         "train_macs": sum(entry["macs"] for entry in ledger),
@@ -86,7 +83,8 @@ def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
     """How far the round's sub-models ended from the whole model trained alike, on average; `server` is as it began."""
     trained = sorted({entry["client"] for entry in fleet.ledger if entry["job"] == "work" and not entry["failed"]})
     whole = {WHOLE: method.sent(server)}
-    tasks = (replace(method.task(server, fleet, client), tensors=whole) for client in trained)
+    made = (method.task(server, fleet, client) for client in trained)
+    tasks = (replace(task, tensors={**task.tensors, **whole}) for task in made)
     told = [answer.numbers for answer in fleet.ask("gap", tasks)]
     return {name: fmean(each[name] for each in told) for name in ("gap", "update")} if told else {}
 
