@@ -1,8 +1,8 @@
 """Merges that withstand harmful reports: coordinate-wise median and trimmed mean, Krum and multi-Krum.
 
 Median and trimmed mean: Yin et al., Byzantine-robust distributed learning, ICML 2018, definitions 1 and 2. Krum and
-multi-Krum: Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017,
-section 4. Everybody counts the same, as in the papers: a weight is told by its client, and a harmful one would lie.
+multi-Krum: Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017.
+Everybody counts the same, as in the papers: a weight is told by its client, and a harmful one would lie.
 
 The papers join gradients; here models are joined, which for one local step is the same. They join vectors of equal
 length; here an element is joined over those who voted for it, and elements that nobody trained keep their value. What
