@@ -20,7 +20,7 @@ from fedloom.network import Network
 from fedloom.policies.cut import Cut, Whole
 from fedloom.policies.distil import lesson, teaching
 from fedloom.policies.filter import Filter
-from fedloom.policies.merge import Mean, Merge
+from fedloom.policies.merge import Mean, Merge, check_merge
 from fedloom.policies.objective import CrossEntropy, Objective
 from fedloom.policies.select import Select, Uniform
 from fedloom.policies.share import AllTensors, Share
@@ -71,13 +71,12 @@ class Method:
 
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""
-        if missing := self.merge.needs - self.tells:
-            needed, name = ", ".join(sorted(missing)), type(self).__name__.lower()
-            raise InputError(f"merge needs {needed} in every report, which {name} does not tell; use fednova")
+        name = type(self).__name__.lower()
+        check_merge(self.merge, name, self.tells, self.adapts)
         serverless, star = type(self).round is Method.round, isinstance(self.topology, Star)
         if serverless == star:
             reason = "has no server and cannot run as a star" if star else "has a server and runs as a star only"
-            raise InputError(f"{type(self).__name__.lower()} {reason}; got topology '{name_of(self.topology)}'")
+            raise InputError(f"{name} {reason}; got topology '{name_of(self.topology)}'")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """The server's half of one round."""

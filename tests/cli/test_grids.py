@@ -66,6 +66,14 @@ def test_compare_shows_and_leaves_its_numbers(command, tmp_path, counted):
     assert len(counted) == done, "a finished grid is only shown"
 
 
+def test_a_list_of_models_is_compared_by_methods_that_take_one(command):
+    """What all cells share is no study by itself: without a method that is FedAvg, which takes one model."""
+    several = ["--set", 'model.name=["mlp", "lenet5"]', "--set", "data.public=20", "--set", "data.limit=80"]
+    ended = command("compare", "dsfl", "local", *several, "--clients", 2, "--rounds", 1, "--engine", "local", "--json")
+    assert ended.code == 0, ended.err
+    assert list(ended.last["methods"]) == ["dsfl", "local"]
+
+
 @pytest.mark.parametrize("at", [1, 8])
 def test_an_interrupted_grid_goes_on(command, tmp_path, counted, monkeypatch, at):
     """Ctrl-C in the middle of a cell, twice; nothing that was checkpointed is run twice."""

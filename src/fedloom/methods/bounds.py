@@ -23,6 +23,8 @@ __all__ = ["Central", "Local", "in_one_place"]
 class Local(Peer):
     """No federation: every client trains a model of its own, from the common initial one."""
 
+    mixes: ClassVar[bool] = True
+
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Everybody who is selected trains on; nothing is exchanged but the request and its numbers."""
         for _ in fleet.run(fleet.task(client) for client in self.select(fleet, server)):

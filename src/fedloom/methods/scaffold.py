@@ -22,7 +22,8 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Whole
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Objective, Slope, Sum
-from fedloom.registry import register
+from fedloom.policies.robust import Robust
+from fedloom.registry import name_of, register
 from fedloom.steps import Descent
 from fedloom.types import Fit, Report, Server, Task, Tensors, Work
 
@@ -44,6 +45,11 @@ class Scaffold(FedAvg):
             )
         if self.filter is not None:
             raise InputError("scaffold sends control variates, which a filter does not cover; leave [filter] out")
+        if isinstance(self.merge, Robust):
+            raise InputError(
+                f"scaffold adds up control variates, which merge '{name_of(self.merge)}' does not guard: one harmful "
+                "client could still spoil the run; use fedavg or fedprox with this merge"
+            )
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Lines 3 to 16: models by their mean, c by the mean change of all clients' c_i."""

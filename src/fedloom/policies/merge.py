@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedloom.encoding import dense, mask_of
+from fedloom.errors import InputError
 from fedloom.fleet.blocks import Joined, Sums
-from fedloom.registry import register
+from fedloom.registry import name_of, register
 from fedloom.types import Report, Server, Tensors
 
-__all__ = ["Mean", "Merge"]
+__all__ = ["Mean", "Merge", "check_merge"]
 
 
 class Merge(Protocol):
@@ -28,8 +29,23 @@ class Merge(Protocol):
     def needs(self) -> frozenset[str]:
         """Numbers that reports must carry, beyond what every fit tells."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it compares reports as wholes, so that all clients must train the same units."""
+
     def begin(self, server: Server) -> Joined:
         """An empty merge over the server's tensors."""
+
+
+def check_merge(merge: Merge, method: str, tells: frozenset[str], adapts: bool) -> None:
+    """Refuse a merge under a method whose reports tell just these numbers, of parts of the model if it adapts."""
+    if missing := merge.needs - tells:
+        raise InputError(f"merge needs {', '.join(missing)} in every report, which {method} does not tell; use fednova")
+    if merge.whole and adapts:
+        raise InputError(
+            f"merge '{name_of(merge)}' compares whole models, but clients of {method} train different parts of one "
+            "here; use merge 'median' or 'trimmed'"
+        )
 
 
 @register("merge", "mean")
@@ -46,6 +62,11 @@ class Mean:
     def needs(self) -> frozenset[str]:
         """Nothing more."""
         return frozenset()
+
+    @property
+    def whole(self) -> bool:
+        """Elements are joined one by one."""
+        return False
 
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""

@@ -36,6 +36,11 @@ class Normalised:
         """Rows of the output layer are joined like all others."""
         return False
 
+    @property
+    def whole(self) -> bool:
+        """Elements are joined one by one."""
+        return False
+
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""
         return Changes(server, self)

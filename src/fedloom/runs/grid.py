@@ -167,7 +167,9 @@ class Grid:
         pending = [cell for cell in cells if not (folder / cell.label / SUMMARY).exists()]
         watches = [partial(announce, cell, cells.index(cell), len(cells)) for cell in pending]
         runs = [partial(_go_on, cell, folder) for cell in pending]
-        together, engine = jobs or _jobs(pending), resolve(merged(self.base), self.origin).engine
+        # The engine alone: what else the base says may make no sense without a row, such as a list of models.
+        engine = resolve({"engine": self.base.get("engine", {})}, self.origin).engine
+        together = jobs or _jobs(pending)
         if engine.name == "ray":
             ended = run_jobs([cell.study for cell in pending], [cell.label for cell in pending], folder, engine)
         elif together > 1:
