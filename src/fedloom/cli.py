@@ -439,8 +439,8 @@ def measure_device(
     shape: Annotated[str, typer.Option(help="Channels x height x width of an image.")] = "3x32x32",
     classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="Images that this device trains on.")] = 1000,
-    memory: Annotated[float | None, typer.Option(help="MiB it may use; default: what is free.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Longest time that an epoch may take.")] = None,
+    memory: Annotated[float | None, typer.Option(min=0, help="MiB it may use; default: what is free.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Longest time that an epoch may take.")] = None,
     write: Annotated[Path | None, typer.Option(help="client.toml that the capacity goes into.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -508,7 +508,9 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     names = dict.fromkeys(name for row in rows for name in row)
-    table = Table(*names, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")  # a setting that is cut off cannot be looked up
     for row in rows:
         table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
@@ -565,6 +567,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError:
+        sys.exit(2)  # the help it shows says it all
     except click.ClickException as error:
         sys.stderr.write(f"fedloom: {error.format_message()}\n")
         sys.exit(2)
@@ -572,6 +576,12 @@ def main() -> None:
         for sentence in str(error).splitlines():
             sys.stderr.write(f"fedloom: {sentence}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:  # nothing that the user named: a full disk, a line that broke
+            sys.stderr.write(f"fedloom: {error.strerror or error}\n")
+            sys.exit(1)
+        sys.stderr.write(f"fedloom: {error.filename}: {error.strerror}\n")
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
 

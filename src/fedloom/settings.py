@@ -6,6 +6,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -71,6 +72,8 @@ def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
     >>> value_of("mu", 1, float)
     1.0
     """
+    if not _finite(value):  # JSON, in which a run keeps its study, knows no such numbers
+        raise InputError(f"{name}{of and f' of {of}'} is wrong: input should be a finite number; got {value!r}")
     if hint is Any:
         return value
     try:
@@ -88,3 +91,12 @@ def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
         place = "".join(f"[{step}]" for step in first["loc"])
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise InputError(f"{name}{place}{of and f' of {of}'} is wrong: {reason}; got {value!r}") from error
+
+
+def _finite(value: object) -> bool:
+    """Whether all numbers in a value are."""
+    if isinstance(value, Mapping):
+        return all(_finite(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return all(_finite(each) for each in value)
+    return not isinstance(value, float) or isfinite(value)

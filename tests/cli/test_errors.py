@@ -46,6 +46,23 @@ from tests.cli.conftest import SMALL
     (["run", "--set", "merge.name=trimmed", "--set", "merge.share=0.5"], ["merge 'trimmed'", "less than 0.5"]),
     (["run", "--set", "merge.name=krum", "--set", "merge.keep=0"], ["keep of merge 'krum'", "got 0"]),
     (["run", "--set", "merge.name=medain"], ["merge 'medain'", "Did you mean 'median'?"]),
+    (["run", "fedavg", "--engine", "nope"], ["allowed: auto, local"]),
+    (["run", "fedavg", "--set", "engine.trainer=graphs"], ["'graphs' captures steps on a GPU", "stacked"]),
+    (["run", "fedavg", "--seed", "9223372036854775808"], ["run.seed is wrong", "less than 9223372036854775808"]),
+    (["run", "fedprox", "--set", "method.mu=inf"], ["mu of method 'fedprox'", "finite number", "got inf"]),
+    (["run", "fedavg", "--set", "fleet.speed=inf"], ["speed of fleet 'uniform'", "finite number", "got inf"]),
+    (["run", "fedavg", "--set", "fleet.onlookers=0.99"], ["fleet.onlookers is 0.99", "nobody to train"]),
+    (["run", "fedavg", "--set", "data.size=100000000000000"], ["size 100000000000000", "do not fit into memory"]),
+    (["run", "fedavg", "--set", "model.hidden=[100000000000]"], ["'mlp' cannot be built", "hidden=(100000000000,)"]),
+    (["deploy", "init", "/proc/nothing"], ["/proc/nothing: No such file or directory"]),
+    (["run", "fedavg", "--partition", "dirichlet:0.3", "--set", "partition.minimum=5"],
+     ["'dirichlet:0.3' is the short form", "got minimum", "Name it 'dirichlet'"]),
+    (["run", "fedavg", "--dataset", "os:getcwd"], ["dataset 'os:getcwd' makes a str", "fedloom.data.Dataset"]),
+    (["run", "fedavg", "--select", "os:getcwd"], ["select 'os:getcwd' makes a str", "without __call__"]),
+    (["run", "fedavg", "--share", "os:getcwd"], ["share 'os:getcwd' makes a str", "without private"]),
+    (["run", "fedavg", "--fleet", "os:getcwd"], ["fleet 'os:getcwd' must take clients and generator"]),
+    (["run", "os:getcwd"], ["method 'os:getcwd' makes a str", "fedloom.method.Method"]),
+    (["run", "fedavg", "--out", "/proc"], ["run.out '/proc' cannot hold the folder of a run"]),
     (["run", "fedavg", "fedprox"], ["run takes one method", "fedloom compare"]),
     (["run", "a.toml", "b.toml"], ["at most one study file"]),
     (["run", "none.toml"], ["none.toml cannot be read", "No such file"]),
@@ -105,6 +122,32 @@ def test_wrong_study_files(command, tmp_path, verb, text, parts):
     for part in parts:
         assert part in sentence
     assert "study.toml" in sentence or "none.npz" in sentence, "say which file"
+
+
+def test_a_model_that_cannot_be_built_is_told_with_its_line(command, tmp_path):
+    (tmp_path / "tallmodel.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n"
+        "    def __init__(self, classes):\n        super().__init__()\n        raise KeyError('height')\n"
+    )
+    sentence = command("run", "fedavg", "--model", "tallmodel:Net").sentence()
+    assert "model 'tallmodel:Net' cannot be built with classes=10: KeyError: 'height'" in sentence
+    assert "tallmodel.py, line 5" in sentence
+
+
+def test_no_command_shows_the_help_and_no_empty_sentence(command):
+    ended = command()
+    assert ended.code == 2
+    assert "Usage" in ended.out + ended.err
+    assert "fedloom: \n" not in ended.err
+
+
+@pytest.mark.parametrize("words", [["--picture", "/proc/split.png"], ["--export", "file"]])
+def test_places_that_cannot_be_written(command, tmp_path, words):
+    (tmp_path / "file").touch()
+    ended = command("partition", "digits", "--clients", 2, *words)
+    assert ended.code == 2
+    assert ended.err.startswith(f"fedloom: {words[1]}: ")
+    assert len(ended.err.splitlines()) == 1
 
 
 def test_compare_names_the_file_too(command, tmp_path):

@@ -71,6 +71,20 @@ def test_a_filter_that_would_not_cover_what_leaves_is_refused(method):
         world(method, filter={"name": "clip"}).check()
 
 
+@pytest.mark.parametrize(("method", "slot", "policy"), [
+    ("gossip", "select", {"fraction": 0.5}),
+    ("metafed", "select", {"name": "chfl"}),
+    ("fedrkd", "select", {"name": "round_robin"}),
+    ("gossip", "merge", {"name": "momentum"}),
+    ("local", "merge", {"name": "momentum"}),
+    ("local", "start", {"name": "adaptive"}),
+    ("fedamp", "merge", {"weights": "equal"}),
+])  # fmt: skip
+def test_a_policy_that_would_change_nothing_is_refused(method, slot, policy):
+    with pytest.raises(InputError, match=rf"{method} .*leave \[{slot}\] out"):
+        world(method, **{slot: policy}).check()
+
+
 def test_a_deadline_needs_a_trainer_that_looks_between_steps():
     with pytest.raises(InputError, match="does not stop between them"):
         world(engine={"deadline": 5.0, "trainer": "stacked"}).check()

@@ -233,8 +233,11 @@ def resize(x: Images, size: int) -> Images:
     """Resize (N, C, H, W) to a square by the bilinear filter that Pillow uses (antialiased when it shrinks)."""
     if x.shape[2:] == (size, size):
         return x
-    rows, columns = _bilinear(x.shape[2], size), _bilinear(x.shape[3], size)
-    out = np.empty((*x.shape[:2], size, size), np.uint8)
+    try:
+        rows, columns = _bilinear(x.shape[2], size), _bilinear(x.shape[3], size)
+        out = np.empty((*x.shape[:2], size, size), np.uint8)
+    except (MemoryError, ValueError) as error:  # more than there is, more than can be counted
+        raise InputError(f"{len(x)} images of size {size} do not fit into memory: {error}") from error
     step = max(1, 2**24 // max(1, x[0].size))  # bounds the float copies to some 100 MB
     for start in range(0, len(x), step):
         part = rows @ x[start : start + step].astype(np.float32) @ columns.T

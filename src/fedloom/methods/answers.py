@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.encoding import dense
-from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
 from fedloom.policies.consensus import Agree, Answers, drawn, lesson
@@ -54,10 +53,7 @@ class Answering(Method):
     def check(self) -> None:
         """Slots that are about tensors have nothing to do."""
         super().check()
-        for slot in UNUSED:
-            if getattr(self, slot) != getattr(type(self), slot):
-                name = type(self).__name__.lower()
-                raise InputError(f"{name} sends answers on public images and no models; leave [{slot}] out")
+        self.leaves(UNUSED, "sends answers on public images and no models")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Send the last joint answers, join the new ones: a mean in which everybody counts the same."""

@@ -56,6 +56,7 @@ class FedAMP(FedAvg):
         super().check()
         if not isinstance(self.cut, Whole):
             raise InputError("fedamp compares whole models and cannot run under a cut; leave [cut] out")
+        self.leaves(("merge",), "keeps every client's model and joins none")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Algorithm 1: send everybody its mixture, remember what comes back."""

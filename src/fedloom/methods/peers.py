@@ -32,6 +32,9 @@ class Peer(Method):
             raise InputError(f"{name} trains whole models and cannot run under a cut; leave [cut] out")
         if self.filter is not None:
             raise InputError(f"a filter is about changes of a server's model, and {name} has none; leave [filter] out")
+        self.leaves(("start", "merge"), "has no server whose model clients start from or report to")
+        if type(self).round is Method.round:
+            self.leaves(("select",), "has no server that selects, and everybody who is there takes part")
 
     def sent_by(self, report: Report, own: Tensors) -> Tensors:
         """A neighbour's model; what it does not share is one's own."""

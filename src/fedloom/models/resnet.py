@@ -47,7 +47,7 @@ class BasicBlock(nn.Module):
 
 def _stem_and_stages(channels: int, depths: tuple[int, ...], width: float) -> tuple[nn.Sequential, nn.Sequential, int]:
     # Rounded first: 100 * 1.1 is a little above 110.
-    widths = [ceil(round(64 * 2**stage * width, 6)) for stage in range(len(depths))]
+    widths = [max(1, ceil(round(64 * 2**stage * width, 6))) for stage in range(len(depths))]
     stem = nn.Sequential(*_convolution(channels, widths[0], 3), nn.ReLU())
     stages = []
     inputs = widths[0]

@@ -32,10 +32,11 @@ def export(folder: Path, file: Path) -> str:
         raise InputError(f"{study.method.name} has no global model: every client has its own; nothing to export")
     plain = safetensors.torch.load_file(store.model_file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".safetensors":
-        safetensors.torch.save_file(plain, file)
-    else:
-        torch.save(plain, file)
+    with file.open("wb") as written:  # so that a place that cannot be written is an OSError in both formats
+        if file.suffix == ".safetensors":
+            written.write(safetensors.torch.save(plain))
+        else:
+            torch.save(plain, written)
     shape, classes = _kind(store)
     fields = "".join(f", {key}={value!r}" for key, value in study.model.fields.items())
     sizes = f"channels={shape[0]}, classes={classes}, size={shape[1]}"

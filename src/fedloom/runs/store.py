@@ -45,12 +45,12 @@ class Store:
     @classmethod
     def create(cls, out: Path, label: str, study: str, split: Any) -> Store:
         """A new folder inside `out`, complete as soon as it is visible; an existing one is never touched."""
+        partial = out / f".new-{os.getpid()}-{datetime.now():%H%M%S%f}"
         try:
             out.mkdir(parents=True, exist_ok=True)
+            (partial / "checkpoints").mkdir(parents=True)
         except OSError as error:
-            raise InputError(f"run.out '{out}' cannot be a folder: {error.strerror}") from error
-        partial = out / f".new-{os.getpid()}-{datetime.now():%H%M%S%f}"
-        (partial / "checkpoints").mkdir(parents=True)
+            raise InputError(f"run.out '{out}' cannot hold the folder of a run: {error.strerror}") from error
         (partial / "study.json").write_text(study + "\n")
         (partial / ".study.json").write_text(study + "\n")
         environment = {

@@ -7,9 +7,11 @@ Closed sections ([train], [evaluate], [engine], [run], ...) are pydantic models;
 from __future__ import annotations
 
 import tomllib
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,7 +133,7 @@ class RunOf(Section):
     """How long, from which seed, and where the result goes."""
 
     rounds: Positive = 20
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # PyTorch's generators take no more
     out: str = "runs"
     checkpoint_every: Positive | None = None  # default: about 20 times a run
 
@@ -279,7 +281,11 @@ def _engine(study: Study) -> None:
     """Refuse an engine that is not there, lacks a library or does not know a setting."""
     if study.engine.layout == "channels_last" and study.engine.device == "cuda":
         raise InputError("engine.layout 'channels_last' is for the CPU; on a GPU engine.precision=bf16 brings it")
+    if study.engine.trainer == "graphs" and study.engine.device == "cpu":
+        raise InputError("engine.trainer 'graphs' captures steps on a GPU; on the CPU use reference or stacked")
     name, fields = study.engine.name, study.engine.fields
+    if name != "auto" and ":" not in name and name not in entries("engine"):
+        raise choose("engine", name, ["auto", *entries("engine")])
     make = find("engine", name) if name != "auto" else None
     own = allowed(f"engine '{name}'", make, ("factory", "workers"))[0] if make else []
     for key in fields.keys() - set(own):
@@ -327,8 +333,14 @@ def named(section: str, study: Study) -> tuple[Any, dict[str, Any]]:
 
 def partition_of(study: Study) -> Partition:
     """How data are dealt: `dirichlet:0.1` in one word, or a name and settings."""
+    short, colon, _ = study.partition.name.partition(":")
     if not study.partition.fields:
         return parse(study.partition.name)
+    if colon and short in entries("partition"):
+        raise InputError(
+            f"partition '{study.partition.name}' is the short form, which takes no further settings; got "
+            f"{oxford(study.partition.fields, 'and')}. Name it '{short}' and give every setting by its name"
+        )
     make, fields = named("partition", study)
     partition: Partition = make(**fields)
     return partition
@@ -337,8 +349,8 @@ def partition_of(study: Study) -> Partition:
 def _policy(slot: str, given: Open, preset: Any) -> dict[str, Any]:
     """What a section puts into a slot: another policy, or the preset with other settings; nothing if it is empty."""
     if given.name:
-        policy = find(slot, given.name)
-        return {slot: policy(**checked(f"{slot} '{given.name}'", policy, given.fields))}
+        make = find(slot, given.name)
+        return {slot: _playing(slot, given.name, make(**checked(f"{slot} '{given.name}'", make, given.fields)))}
     if not given.fields:
         return {}
     if preset is None:
@@ -347,6 +359,31 @@ def _policy(slot: str, given: Open, preset: Any) -> dict[str, Any]:
     new = checked(f"{slot} '{name_of(preset)}'", policy, given.fields)
     kept = {key: getattr(preset, key) for key in policy.__dataclass_fields__ if key not in new}
     return {slot: policy(**kept, **new)}
+
+
+def _playing(slot: str, name: str, policy: Any) -> Any:
+    """A policy that has what its slot's protocol asks for; an import path may lead anywhere."""
+    protocol = _slots()[slot]
+    asked = [each for each in vars(protocol) if callable(getattr(protocol, each)) and not _is_private(each)]
+    if missing := [each for each in asked if not hasattr(policy, each)]:
+        raise InputError(
+            f"{slot} '{name}' makes a {type(policy).__name__} without {oxford(missing, 'and')}; "
+            f"expected what fills the slot [{slot}]"
+        )
+    return policy
+
+
+@cache
+def _slots() -> dict[str, Any]:
+    """The protocol of every slot of a method."""
+    from fedloom.method import Method
+
+    hints = typing.get_type_hints(Method)
+    return {slot: (typing.get_args(hints[slot]) or (hints[slot],))[0] for slot in SLOTS}  # the first of `Filter | None`
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and name != "__call__"
 
 
 def method_of(study: Study) -> Any:
@@ -359,6 +396,10 @@ def method_of(study: Study) -> Any:
     except InputError as error:
         problems.append(str(error))
     method = make(**own)
+    from fedloom.method import Method
+
+    if not isinstance(method, Method):
+        raise InputError(f"method '{name}' makes a {type(method).__name__}; expected a fedloom.method.Method")
     policies: dict[str, Any] = {}
     for slot in SLOTS:
         try:

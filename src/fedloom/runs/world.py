@@ -29,7 +29,7 @@ from fedloom.engine.reference import Reference
 from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
 from fedloom.engine.worker import Trainer
-from fedloom.errors import InputError, Unfit
+from fedloom.errors import InputError, Unfit, oxford
 from fedloom.fleet.dealt import dealt
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
@@ -43,6 +43,7 @@ from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
+from fedloom.settings import allowed
 from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
@@ -188,6 +189,11 @@ class World:
         """What the server knows of its clients before the first round."""
         (make, fields), fleet = named("fleet", self.study), self.study.fleet
         generator = numpy_generator(self.study.run.seed, 0, 0, SERVER, "fleet")
+        taken, anything = allowed(f"fleet '{fleet.name}'", make)
+        if not (anything or {"clients", "generator"} <= set(taken)):
+            raise InputError(
+                f"fleet '{fleet.name}' must take clients and generator; it takes {oxford(taken, 'and') or 'nothing'}"
+            )
         columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.adapts else np.zeros(fleet.clients, bool)
@@ -244,6 +250,11 @@ class World:
             raise InputError(
                 f"engine.deadline is checked between steps, and trainer '{self.settled.engine.trainer}' does not stop "
                 "between them; leave engine.trainer out"
+            )
+        if self.columns.get("onlooker", np.False_).all():
+            raise InputError(
+                f"fleet.onlookers is {self.study.fleet.onlookers:g}: of {self.study.fleet.clients} clients that leaves "
+                "nobody to train"
             )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
@@ -371,7 +382,10 @@ def _rows(rows: np.ndarray) -> torch.Tensor:
 def dataset_of(data_json: str) -> Dataset:
     """The data set of a [data] section; the next study of a grid mostly asks for the same one."""
     load, options = named("data", Study(data=Data.model_validate_json(data_json)))
-    dataset: Dataset = load(**options)
+    dataset = load(**options)
+    if not isinstance(dataset, Dataset):
+        name = Data.model_validate_json(data_json).name
+        raise InputError(f"dataset '{name}' makes a {type(dataset).__name__}; expected a fedloom.data.Dataset")
     return dataset
 
 
