@@ -144,7 +144,8 @@ class Client:
         }
         steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(number)]
         drawn = torch.randint(variants, (number,), generator=generator).tolist() if variants > 1 else [0] * number
-        return Plan(images, steps, drawn, min(epoch, number), self._seed(purpose))
+        seed = seed_of(self.seed, self.task.round, self.task.stage, self.id, purpose)
+        return Plan(images, steps, drawn, min(epoch, number), seed)
 
     def _pool(self, part: Samples, epochs: int, generator: torch.Generator, apart: bool) -> tuple[Images, list[Tensor]]:
         """Images to draw from and, epoch by epoch, their rows: the client's as they are, or (augmented) copies."""
@@ -156,9 +157,6 @@ class Client:
         copies = torch.cat([seen(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)
         return images, [torch.arange(len(own)) + number * len(own) for number in range(epochs)]
-
-    def _seed(self, purpose: str) -> int:
-        return seed_of(self.seed, self.task.round, self.task.stage, self.id, purpose)
 
 
 def _batches(

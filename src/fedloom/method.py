@@ -7,7 +7,7 @@ the data are: `work` trains, `final` makes the model that the client really uses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,12 +77,6 @@ class Method:
         if serverless == star:
             reason = "has no server and cannot run as a star" if star else "has a server and runs as a star only"
             raise InputError(f"{name} {reason}; got topology '{name_of(self.topology)}'")
-
-    def leaves(self, slots: Iterable[str], reason: str) -> None:
-        """Refuse what a study puts into slots that this method never asks; it would change nothing, and say nothing."""
-        for slot in slots:
-            if getattr(self, slot) != getattr(type(self), slot):
-                raise InputError(f"{type(self).__name__.lower()} {reason}; leave [{slot}] out")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """The server's half of one round."""

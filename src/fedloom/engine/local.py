@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-import torch
-
 from fedloom.client import States
 from fedloom.engine import memory
 from fedloom.engine.worker import Workplace, perform
@@ -16,7 +14,7 @@ from fedloom.policies.merge import Merge
 from fedloom.registry import register
 from fedloom.types import Outcome, Server, Task
 
-__all__ = ["Local", "peak_memory", "solve"]
+__all__ = ["Local", "solve"]
 
 
 @register("engine", "local")
@@ -51,7 +49,7 @@ class Local:
 
     def peak_memory(self) -> int | None:
         """This process's peak, or the device's."""
-        return peak_memory(self.place)
+        return memory.peak_of(self.place.network.device)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -64,9 +62,3 @@ def solve(place: Workplace, requests: Sequence[Any]) -> list[Any]:
         if isinstance(answer, Exception):
             raise answer
     return answers
-
-
-def peak_memory(place: Workplace) -> int | None:
-    """The peak of the process that a workplace is in, or of its device."""
-    device = place.network.device
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()

@@ -1,10 +1,12 @@
-"""Peak memory of this process while something runs, where the system tells it (Linux); None elsewhere."""
+"""Peak memory while something runs: of this process where the system tells it (Linux; else None), or of a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["peak", "reset"]
+import torch
+
+__all__ = ["peak", "peak_of", "reset"]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -25,3 +27,8 @@ def peak(status: Path = STATUS) -> int | None:
         return None
     line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
     return int(line.split()[1]) * 1024 if line else None
+
+
+def peak_of(device: torch.device) -> int | None:
+    """The peak of a device, or of this process for the CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak()

@@ -32,7 +32,7 @@ from annotated_types import Ge, Gt
 from fedloom import wire
 from fedloom.client import States, moment_of, state_file
 from fedloom.engine import memory
-from fedloom.engine.local import peak_memory, solve
+from fedloom.engine.local import solve
 from fedloom.engine.sums import kept_back
 from fedloom.engine.worker import Workplace, perform
 from fedloom.errors import FedloomError, InputError, RoundLost, RunError
@@ -176,7 +176,7 @@ class Worker:
 
     def peak_memory(self) -> int | None:
         """This process's peak, or its device's."""
-        return peak_memory(self.place)
+        return memory.peak_of(self.place.network.device)
 
 
 @dataclass(eq=False)

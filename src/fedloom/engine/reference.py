@@ -65,9 +65,8 @@ class Reference:
     def __init__(self, network: Network, *, deadline: float | None = None) -> None:
         self.network, self.deadline = network, deadline
         self._memories: dict[tuple[object, ...], int] = {}
-        self._training, self._still = (
-            Eager(network, training=training, channels_last=network.channels_last) for training in (True, False)
-        )
+        layout = {"channels_last": network.channels_last}
+        self._training, self._still = (Eager(network, training=training, **layout) for training in (True, False))
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
         """One answer a request; a request that fails is answered by its exception."""
@@ -118,10 +117,9 @@ class Reference:
         """Multiply-accumulates of all passes, a backward one costing two forward ones; and of one sample forward."""
         steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) for step in steps]
-        counted = [(variant, sizes[0]) for sizes, variant in zip(fit.plan.sizes, fit.plan.variants, strict=True)]
-        total = sum(3 * forward[variant] * steps[variant].passes * size for variant, size in counted)
-        once = sum(forward[variant] * size for variant, size in counted) / sum(size for _, size in counted)
-        return round(total), round(once)
+        once = [forward[variant] * sizes[0] for sizes, variant in zip(fit.plan.sizes, fit.plan.variants, strict=True)]
+        total = sum(3 * macs * steps[variant].passes for macs, variant in zip(once, fit.plan.variants, strict=True))
+        return round(total), round(sum(once) / sum(sizes[0] for sizes in fit.plan.sizes))
 
     def _memory(self, fit: Fit) -> int:
         """Bytes of the largest step, once a signature: the tensors, their gradients, slots and saved activations."""

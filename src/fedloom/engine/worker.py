@@ -71,10 +71,9 @@ class _Job:
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
         self.download_bytes = self.upload_bytes = self.macs = self.forward_macs = self.step_memory = 0
-        self.seconds = 0.0
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
-        self.single = True
+        self.seconds, self.single = 0.0, True
         self.report: Report | None = None
         self.failure: Failure | None = None
 
@@ -119,8 +118,7 @@ class _Job:
         return report
 
     def _failed(self, error: Exception) -> Failure:
-        late = isinstance(error, TimeoutError)
-        message = str(error) if late else f"{type(error).__name__}: {error}"
+        message = str(error) if (late := isinstance(error, TimeoutError)) else f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         return Failure(self.task.client, self.task.round, self.task.stage, "late" if late else "raised", message, trace)
 

@@ -120,11 +120,6 @@ class Fleet:
         """Clients that can be asked at all: everybody, but for real devices that are not connected."""
         return np.flatnonzero(~self.columns.get("absent", np.zeros(self.size, bool)))
 
-    @property
-    def members(self) -> np.ndarray:
-        """Clients whose data the model learns from: all but those that are left out or only look on."""
-        return np.flatnonzero(~self.columns.get("excluded", np.zeros(self.size, bool)))
-
     def commit(self) -> None:
         """The round counts: its news become columns."""
         for client, ((round, stage), numbers) in self._news.items():
@@ -186,8 +181,8 @@ class Fleet:
 
         Reports hold tensors of the client's model, or tensors like these.
         """
-        quorum = self.quorum if quorum is None else quorum
-        return self._stream(self.engine.run(self._reached(tasks)), quorum, like)
+        outcomes, needed = self.engine.run(self._reached(tasks)), self.quorum if quorum is None else quorum
+        return self._stream(outcomes, needed, like)
 
     def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
         """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""

@@ -18,6 +18,7 @@ from fedloom.client import Client
 from fedloom.encoding import dense
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
+from fedloom.methods.unasked import refuse
 from fedloom.policies.consensus import Agree, Answers, drawn, lesson
 from fedloom.steps import Descent
 from fedloom.types import Fit, Measure, Report, Server, Task, Tensors, Train, Work
@@ -53,7 +54,7 @@ class Answering(Method):
     def check(self) -> None:
         """Slots that are about tensors have nothing to do."""
         super().check()
-        self.leaves(UNUSED, "sends answers on public images and no models")
+        refuse(self, UNUSED, "sends answers on public images and no models")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Send the last joint answers, join the new ones: a mean in which everybody counts the same."""

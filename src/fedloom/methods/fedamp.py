@@ -21,6 +21,7 @@ from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.unasked import refuse
 from fedloom.policies.cut import Whole
 from fedloom.policies.objective import Objective, Proximal, Sum
 from fedloom.registry import register
@@ -56,7 +57,7 @@ class FedAMP(FedAvg):
         super().check()
         if not isinstance(self.cut, Whole):
             raise InputError("fedamp compares whole models and cannot run under a cut; leave [cut] out")
-        self.leaves(("merge",), "keeps every client's model and joins none")
+        refuse(self, ("merge",), "keeps every client's model and joins none")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Algorithm 1: send everybody its mixture, remember what comes back."""

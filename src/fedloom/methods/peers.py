@@ -9,6 +9,7 @@ from fedloom.client import Client
 from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.method import Method
+from fedloom.methods.unasked import refuse
 from fedloom.policies.cut import Whole
 from fedloom.policies.distil import Distilling, lesson
 from fedloom.policies.objective import Objective
@@ -32,9 +33,9 @@ class Peer(Method):
             raise InputError(f"{name} trains whole models and cannot run under a cut; leave [cut] out")
         if self.filter is not None:
             raise InputError(f"a filter is about changes of a server's model, and {name} has none; leave [filter] out")
-        self.leaves(("start", "merge"), "has no server whose model clients start from or report to")
+        refuse(self, ("start", "merge"), "has no server whose model clients start from or report to")
         if type(self).round is Method.round:
-            self.leaves(("select",), "has no server that selects, and everybody who is there takes part")
+            refuse(self, ("select",), "has no server that selects, and everybody who is there takes part")
 
     def sent_by(self, report: Report, own: Tensors) -> Tensors:
         """A neighbour's model; what it does not share is one's own."""

@@ -23,6 +23,7 @@ from fedloom.policies.cut import Whole
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Objective, Slope, Sum
 from fedloom.policies.robust import Robust
+from fedloom.policies.select import members
 from fedloom.registry import name_of, register
 from fedloom.steps import Descent
 from fedloom.types import Fit, Report, Server, Task, Tensors, Work
@@ -60,9 +61,8 @@ class Scaffold(FedAvg):
             joined.add(report)
             for name, change in report.extra["control"].items():
                 moved[name].add_(dense(change))
-        server.memory["control"] = {
-            name: (c + moved[name] / len(fleet.members)).to(c.dtype) for name, c in control.items()
-        }
+        everybody = len(members(fleet))
+        server.memory["control"] = {name: (c + moved[name] / everybody).to(c.dtype) for name, c in control.items()}
         mean, step = joined.result(), self.server_rate
         if step != 1:  # buffers are plain means: a variance that is moved too far would turn negative
             moving = server.tensors.keys() - server.network.buffers

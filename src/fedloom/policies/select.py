@@ -28,11 +28,17 @@ __all__ = [
     "cohort_size",
     "drawn",
     "importance",
+    "members",
     "without",
 ]
 
 Fraction = Annotated[float, Gt(0), Le(1), "share of the clients that train in a round"]
 Floats = npt.NDArray[np.float64]
+
+
+def members(fleet: Fleet) -> np.ndarray:
+    """Clients whose data the model learns from: all but those that are left out or only look on."""
+    return np.flatnonzero(~fleet.columns.get("excluded", np.zeros(fleet.size, bool)))
 
 
 class Select(Protocol):
