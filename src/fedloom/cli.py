@@ -80,13 +80,13 @@ def takes_study(command: Callable[..., None]) -> Callable[..., None]:
 @takes_study
 def run(settings: list[str], options: Mapping[str, Any], what: Words = None, as_json: AsJson = False) -> None:
     """Run a method, or the study of a file."""
-    from fedloom.runs.start import sections_of, start
+    from fedloom.runs.start import renamed, sections_of, start
     from fedloom.runs.study import override, read, resolve
 
     file, methods = _file_and_methods(what or [])
     if len(methods) > 1:
         raise InputError(f"run takes one method; got {' '.join(methods)}. Did you mean 'fedloom compare'?")
-    sections = override(read(file) if file else {}, settings)
+    sections = override(renamed(read(file) if file else {}, options), settings)
     study = resolve(sections_of(methods[0] if methods else None, options, sections), str(file or ""))
     _watched(lambda watch: start(study, watch), study.method.name, study.run.rounds, as_json)
 
@@ -121,7 +121,7 @@ def compare(
 ) -> None:
     """Run several methods over several seeds; repeat the command to go on after an interruption."""
     from fedloom.runs.grid import Grid
-    from fedloom.runs.start import sections_of
+    from fedloom.runs.start import renamed, sections_of
     from fedloom.runs.study import override, read
 
     file, methods = _file_and_methods(what or [])
@@ -129,7 +129,8 @@ def compare(
         raise InputError("compare needs at least one method; see 'fedloom list methods'")
     if baseline is not None and baseline not in methods:
         raise choose("baseline", baseline, methods)
-    base = sections_of(None, {**options, "out": None}, override(read(file) if file else {}, settings))
+    study = override(renamed(read(file) if file else {}, options), settings)
+    base = sections_of(None, {**options, "out": None}, study)
     first = base.get("run", {}).get("seed", 0)
     grid = Grid(
         base,

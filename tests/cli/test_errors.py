@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -148,6 +149,58 @@ def test_places_that_cannot_be_written(command, tmp_path, words):
     assert ended.code == 2
     assert ended.err.startswith(f"fedloom: {words[1]}: ")
     assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("answer", "parts"), [
+    ("self.l(x.flatten(1))[:, :7]", ["logits of shape [2, 10]", "got [2, 7]"]),
+    ("(self.l(x.flatten(1)), x)", ["logits of shape [2, 10]", "got a tuple"]),
+    ("self.l(x)", ["model Net fails on images of shape [2, 1, 8, 8]", "RuntimeError"]),
+])  # fmt: skip
+def test_a_model_that_does_not_answer_with_logits(command, tmp_path, answer, parts):
+    name = f"oddmodel{len(answer)}"  # modules stay imported
+    (tmp_path / f"{name}.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.l = nn.Linear(64, 10)\n    def forward(self, x):\n        return {answer}\n"
+    )
+    sentence = command("run", "fedavg", "--model", f"{name}:Net").sentence()
+    for part in parts:
+        assert part in sentence
+
+
+@pytest.mark.parametrize("name", ["summary.json", "checkpoint.json"])
+def test_a_damaged_run_folder_is_one_sentence(command, tmp_path, name):
+    command("run", "fedavg", "--rounds", 1, "--out", "runs", *SMALL)
+    (folder,) = (tmp_path / "runs").iterdir()
+    (folder / "summary.json").unlink()
+    (folder / name).write_text("{")
+    assert f"{name} is damaged" in command("resume", folder).sentence()
+
+
+STUDY = """
+partition = { name = "dirichlet", alpha = 0.3 }
+fleet = { name = "mixed", clients = 2, spread = 20.0, dropout = 0.0 }
+data = { name = "digits", limit = 60 }
+"""
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--partition", "classes:5", "--fleet", "uniform"], []),
+    (["--partition", "iid", "--set", "partition.alpha=1.0"], ["partition 'iid' has no settings; got 'alpha'"]),
+    (["--partition", "iid", "--fleet", "uniform", "--set", "fleet.spread=2"], ["fleet 'uniform'", "'spread'"]),
+])  # fmt: skip
+def test_an_option_replaces_what_the_study_names_with_its_settings(command, tmp_path, words, told):
+    (tmp_path / "study.toml").write_text(STUDY)
+    ended = command("run", "study.toml", "--rounds", 1, "--engine", "local", *words)
+    assert ended.code == (2 if told else 0), ended
+    for part in told:
+        assert part in ended.err
+    if not told:
+        (folder,) = (tmp_path / "runs").iterdir()
+        study = json.loads((folder / "study.json").read_text())
+        assert study["partition"] == {"name": "classes:5"}
+        assert study["fleet"]["dropout"] == 0.0
+        assert "spread" not in study["fleet"]
+        assert study["data"]["limit"] == 60
 
 
 def test_compare_names_the_file_too(command, tmp_path):

@@ -9,11 +9,13 @@ from typing import Any
 
 from fedloom.errors import InputError, choose
 from fedloom.method import Method
+from fedloom.registry import entries, find
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
 from fedloom.runs.study import Study, method_of, override, resolve
 from fedloom.runs.world import world_of
+from fedloom.settings import allowed
 
 __all__ = [
     "DEPLOYMENT",
@@ -22,6 +24,7 @@ __all__ = [
     "goes_on",
     "looked_into",
     "plain",
+    "renamed",
     "resume",
     "run",
     "sections_of",
@@ -57,9 +60,8 @@ def run(
     from fedloom.runs.study import read
 
     base = read(Path(study)) if isinstance(study, str | Path) else study
-    return start(
-        resolve(sections_of(method, options, base or {}, set), str(study) if isinstance(study, str) else ""), watch
-    )
+    sections = sections_of(method, options, renamed(base or {}, options), set)
+    return start(resolve(sections, str(study) if isinstance(study, str) else ""), watch)
 
 
 def sections_of(
@@ -82,6 +84,34 @@ def sections_of(
         if not isinstance(sections.setdefault(section, {}), dict):
             raise InputError(f"'{section}' must be a section with settings; got {sections[section]!r}")
         sections[section][key] = str(value) if isinstance(value, Path) else value
+    return sections
+
+
+def renamed(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A study without the settings of what an option replaces: those that only the thing in the study takes."""
+    sections = override(base, [])
+    for option, place in SHORT.items():
+        section, _, key = place.partition(".")
+        new, old = options.get(option), sections.get(section)
+        if (
+            key != "name"
+            or not isinstance(new, str)
+            or not isinstance(old, dict)
+            or not isinstance(old.get("name"), str)
+        ):
+            continue
+        kind = "dataset" if section == "data" else section
+        short, colon, _ = new.partition(":")
+        try:
+            theirs, _ = allowed(old["name"], find(kind, old["name"]))
+            alone = section == "partition" and colon and short in entries("partition")
+            ours, anything = ([], False) if alone else allowed(new, find(kind, new))
+        except InputError:
+            continue  # told with all other errors of the study
+        if not anything:
+            own = set(type(getattr(Study(), section)).model_fields)  # a number of clients is about any fleet
+            for name in (set(theirs) & old.keys()) - set(ours) - own:
+                del old[name]
     return sections
 
 

@@ -185,7 +185,12 @@ class Store:
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the folder, if it is there."""
         path = self.folder / name
-        content: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+        except ValueError as error:
+            raise InputError(f"{path} is damaged: {error}") from error
         return content
 
     def restore(self, server: Server, fleet: Fleet, states: Keeper) -> Server:

@@ -226,6 +226,8 @@ class World:
         if len(self.networks) > self.study.fleet.clients:
             raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
         for network in self.networks:
+            if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
+                network.check()
             self.method.suits(network)
         if self.study.data.public_from and not self.study.data.public:
             raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
