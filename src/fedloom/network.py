@@ -68,28 +68,6 @@ class Network:
             self._initial = {seed: {name: self._placed(tensor.detach()) for name, tensor in state.items()}}
         return dict(self._initial[seed])
 
-    def check(self) -> None:
-        """Refuse a model that does not turn images into logits; without this, every client would fail on it."""
-        module, what = self.module, f"model {type(self.module).__name__}"
-        images = torch.zeros(2, *self.shape)
-        training = module.training
-        try:
-            with torch.no_grad():
-                logits = module.eval()(images)
-        except Exception as error:
-            raise InputError(
-                f"{what} fails on images of shape {list(images.shape)}: {type(error).__name__}: "
-                f"{' '.join(str(error).split())}"
-            ) from error
-        finally:
-            module.train(training)
-        got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        if got != [2, self.classes]:
-            raise InputError(
-                f"{what} must answer images of shape {list(images.shape)} with logits of shape {[2, self.classes]}, "
-                f"one for each class; got {got}"
-            )
-
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
 

@@ -7,13 +7,13 @@ from traceback import extract_tb
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.errors import InputError
 from fedloom.registry import find
 from fedloom.settings import allowed, checked
 
-__all__ = ["build", "initialise"]
+__all__ = ["build", "check_logits", "initialise"]
 
 
 def build(name: str, *, channels: int, classes: int, size: int, **fields: Any) -> nn.Module:
@@ -60,3 +60,27 @@ def initialise(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return make()
+
+
+def check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a model that does not turn images into logits; without this, every client would fail on it."""
+    what, images = f"model {type(module).__name__}", torch.zeros(2, *shape)
+    training, threads = module.training, torch.get_num_threads()
+    torch.set_num_threads(1)  # workers are forked later, and threads do not survive that
+    try:
+        with torch.no_grad():
+            logits = module.eval()(images)
+    except Exception as error:
+        raise InputError(
+            f"{what} fails on images of shape {list(images.shape)}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    finally:
+        module.train(training)
+        torch.set_num_threads(threads)
+    got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    if got != [2, classes]:
+        raise InputError(
+            f"{what} must answer images of shape {list(images.shape)} with logits of shape {[2, classes]}, "
+            f"one for each class; got {got}"
+        )

@@ -93,12 +93,9 @@ def renamed(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
     for option, place in SHORT.items():
         section, _, key = place.partition(".")
         new, old = options.get(option), sections.get(section)
-        if (
-            key != "name"
-            or not isinstance(new, str)
-            or not isinstance(old, dict)
-            or not isinstance(old.get("name"), str)
-        ):
+        if key != "name" or not isinstance(new, str) or not isinstance(old, dict):
+            continue
+        if not isinstance(old.get("name"), str):
             continue
         kind = "dataset" if section == "data" else section
         short, colon, _ = new.partition(":")

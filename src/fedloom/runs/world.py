@@ -34,7 +34,7 @@ from fedloom.fleet.dealt import dealt
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
-from fedloom.models.resolve import build
+from fedloom.models.resolve import build, check_logits
 from fedloom.network import Network
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
@@ -227,7 +227,7 @@ class World:
             raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
         for network in self.networks:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
-                network.check()
+                check_logits(network.module, network.shape, network.classes)
             self.method.suits(network)
         if self.study.data.public_from and not self.study.data.public:
             raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
