@@ -104,9 +104,7 @@ class Reference:
         }
         seconds = perf_counter() - start
         macs, forward = self._cost(fit)
-        return Fitted(
-            done, len(plan.steps), len(all_losses), loss, squared, macs, seconds, self._memory(fit), forward
-        )
+        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, macs, seconds, self._memory(fit), forward)
 
     def _copied(self, tensor: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
         """A copy, kernels turned to this layout (`contiguous` would leave those of one channel as they are)."""

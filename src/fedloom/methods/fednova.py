@@ -4,10 +4,10 @@ Equation 6: every client's change is divided by its normaliser a_i, the number o
 and the mean is multiplied by tau_eff = sum p_i a_i. a_i for plain steps is tau; for momentum rho,
 [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho); for the proximal term, a <- (1 - eta mu) a + 1 a step. With both, the
 pull goes through the momentum too: c <- rho c + 1 - eta mu a, a <- a + c a step, of which the others are special cases.
-The authors' code puts one recursion after the other there, a <- (1 - eta mu) (a + c) + 1, which counts a gradient twice
-a step; it also takes sum p_i tau_i for tau_eff when mu is not 0: `merge.effective = "steps"`. Adam, which the paper does
-not treat, moves by about the rate in every step, whatever the gradient: a_i is tau (ours). Buffers are averaged by
-samples.
+The authors' code puts one recursion after the other there, a <- (1 - eta mu) (a + c) + 1, which counts a gradient
+twice a step; it also takes sum p_i tau_i for tau_eff when mu is not 0: `merge.effective = "steps"`. Adam, which the
+paper does not treat, moves by about the rate in every step, whatever the gradient: a_i is tau (ours). Buffers are
+averaged by samples.
 """
 
 from __future__ import annotations
