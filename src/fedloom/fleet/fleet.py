@@ -120,11 +120,6 @@ class Fleet:
         """Clients that can be asked at all: everybody, but for real devices that are not connected."""
         return np.flatnonzero(~self.columns.get("absent", np.zeros(self.size, bool)))
 
-    @property
-    def members(self) -> np.ndarray:
-        """Clients whose data the model learns from: all but those that are left out or only look on."""
-        return np.flatnonzero(~self.columns.get("excluded", np.zeros(self.size, bool)))
-
     def commit(self) -> None:
         """The round counts: its news become columns."""
         for client, ((round, stage), numbers) in self._news.items():

@@ -22,6 +22,7 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Whole
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Objective, Slope, Sum
+from fedloom.policies.select import members
 from fedloom.registry import register
 from fedloom.steps import Descent
 from fedloom.types import Fit, Report, Server, Task, Tensors, Work
@@ -55,7 +56,7 @@ class Scaffold(FedAvg):
             for name, change in report.extra["control"].items():
                 moved[name].add_(dense(change))
         server.memory["control"] = {
-            name: (c + moved[name] / len(fleet.members)).to(c.dtype) for name, c in control.items()
+            name: (c + moved[name] / len(members(fleet))).to(c.dtype) for name, c in control.items()
         }
         mean, step = joined.result(), self.server_rate
         if step != 1:  # buffers are plain means: a variance that is moved too far would turn negative

@@ -28,6 +28,7 @@ __all__ = [
     "cohort_size",
     "drawn",
     "importance",
+    "members",
     "without",
 ]
 
@@ -65,6 +66,11 @@ def without(clients: np.ndarray, taken: np.ndarray, size: int) -> np.ndarray:
     free[taken] = False
     left: np.ndarray = clients[free[clients]]
     return left
+
+
+def members(fleet: Fleet) -> np.ndarray:
+    """Clients whose data the model learns from: all but those that are left out or only look on."""
+    return np.flatnonzero(~fleet.columns.get("excluded", np.zeros(fleet.size, bool)))
 
 
 def by_data(fleet: Fleet, clients: np.ndarray) -> Floats:

@@ -15,6 +15,7 @@ from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
 from fedloom.policies import moments
 from fedloom.policies.layers import layers_of
+from fedloom.policies.select import members
 from fedloom.registry import register
 from fedloom.types import Server
 
@@ -108,7 +109,7 @@ class Static(AllTensors):
         """Pooled statistics of the clients' training data under this model."""
         if not self.dropped(server.network):
             return server
-        here = np.intersect1d(fleet.present, fleet.members)
+        here = np.intersect1d(fleet.present, members(fleet))
         count = max(1, round(self.asked * len(here)))
         clients = np.sort(fleet.generator("statistics").choice(here, count, replace=False))
         parts, weight, sums = {"model": server.tensors}, 0.0, dict[str, torch.Tensor]()
