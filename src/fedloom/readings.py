@@ -21,8 +21,8 @@ class Accuracy:
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Counts of one batch, in float64 so that sums do not depend on the batch size."""
         logits = model(tensors, batch.x)
-        if logits.ndim > 2:  # what every exit says, in training mode; together they say the mean, as in evaluation
-            logits = logits.mean(0)
+        # In training mode a model may tell what each of its exits says; together they say the mean, as in evaluation.
+        logits = logits.mean(0) if logits.ndim > 2 else logits
         right = (logits.argmax(1) == batch.y).double()
         none = right.new_zeros(logits.shape[1])
         return {

@@ -165,3 +165,11 @@ def test_it_learns_and_costs_a_fraction(tmp_path):
     assert small["failures"] == 0
     assert small["global_accuracy"] > 0.6
     assert small["upload_bytes"] < 0.7 * full["upload_bytes"]
+
+
+@pytest.mark.parametrize("objective", ["soft", "features"])
+def test_a_ternary_model_can_learn_from_a_teacher(objective, tmp_path):
+    """The objective that is made ternary keeps its teacher, and its third of a pass."""
+    taught, plain = (run("tfedavg", tmp_path, **DEEP, **more) for more in ({"objective": {"name": objective}}, {}))
+    assert not [entry["reason"] for entry in taught.rows("clients") if entry["failed"]]
+    assert taught.summary["train_macs"] == pytest.approx(plain.summary["train_macs"] * 4 / 3, rel=1e-3)

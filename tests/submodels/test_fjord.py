@@ -163,3 +163,8 @@ def test_a_cut_that_the_client_makes_is_refused(command):
     told = command("run", "fjord", "--model", "mlp", "--clients", 2, "--rounds", 1, "--engine", "local",
                    "--fleet", "low", "--set", "cut.name=scored").sentence()  # fmt: skip
     assert "cut" in told
+
+
+def test_features_of_a_teacher_that_is_wider_are_refused(command):
+    told = command("run", "fjord", "--set", "objective.name=features").sentence()
+    assert "fjord trains a narrower model in most steps" in told

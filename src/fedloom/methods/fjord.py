@@ -20,6 +20,7 @@ from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Cut, Prefix
+from fedloom.policies.distil import Features
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Masked, Objective
 from fedloom.policies.share import Share, Static
@@ -120,6 +121,11 @@ class Fjord(FedAvg):
         super().check()
         if not isinstance(self.cut, Prefix):
             raise InputError("fjord orders units and cannot run under another cut than prefix; leave [cut] out")
+        if isinstance(self.objective, Features):
+            raise InputError(
+                "fjord trains a narrower model in most steps, whose features are not as wide as its teacher's; use "
+                "objective 'soft' or method.distil"
+            )
         if not self.widths or min(self.widths) <= 0 or max(self.widths) > 1:
             raise InputError(f"method.widths of fjord must be in (0, 1]; got {list(self.widths)}")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedloom.client import Client
 from fedloom.errors import ClientError, InputError
 from fedloom.network import Network
-from fedloom.policies.objective import Objective, Sum
+from fedloom.policies.objective import Objective
 from fedloom.registry import find, register
 from fedloom.types import Batch, Fixed, Model, Points, Tensors
 from fedloom.units import tapped
@@ -193,9 +193,11 @@ class Soft(Distilling):
 
 def teaching(objective: Objective) -> Distilling | None:
     """The part of an objective that wants a teacher, if it has one."""
-    while isinstance(objective, Sum):
-        objective = objective.objective
-    return objective if isinstance(objective, Distilling) else None
+    while not isinstance(objective, Distilling):
+        if not hasattr(objective, "objective"):
+            return None
+        objective = objective.objective  # what terms are added to, or what is made ternary
+    return objective
 
 
 def lesson(client: Client, teacher: Tensors, strength: float = 1.0) -> dict[str, Any]:
