@@ -10,6 +10,7 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.peers import Peer
+from fedloom.methods.unasked import refuse
 from fedloom.policies.select import First, Select
 from fedloom.registry import register
 from fedloom.steps import Descent
@@ -52,6 +53,7 @@ class Central(FedAvg):
         """One place holds all data."""
         super().check()
         in_one_place(self.select, "central")
+        refuse(self, ("start", "merge"), "trains one model in one place, which starts from itself and joins nothing")
 
 
 def in_one_place(select: Select, method: str) -> None:
