@@ -17,7 +17,6 @@ from typing import Any
 
 import fedloom
 from fedloom.runs.grid import merged
-from fedloom.runs.result import Result
 
 LIMIT = {"digits": 1200, "mnist": 3000}
 RATE = 0.05
@@ -28,8 +27,8 @@ SPACE = {"width": 8, "cells": 3, "nodes": 2}
 Sections = Mapping[str, Any]
 
 
-def run(data: str, seed: int, *sections: Sections) -> Result:
-    """One run of the common set-up with these sections on top."""
+def run(data: str, seed: int, *sections: Sections) -> Mapping[str, Any]:
+    """The summary of one run of the common set-up with these sections on top."""
     study: dict[str, Any] = {
         "method": {"name": "fedavg"},
         "data": {"name": data, "limit": LIMIT[data], "validation": 0.3},
@@ -42,13 +41,11 @@ def run(data: str, seed: int, *sections: Sections) -> Result:
     for each in sections:
         study = merged(study, each)
     with tempfile.TemporaryDirectory() as folder:
-        result = fedloom.run(study=merged(study, {"run": {"out": folder}}))
-        return Result(result.store, dict(result.summary))
+        return fedloom.run(study=merged(study, {"run": {"out": folder}})).summary
 
 
-def say(seed: int, what: str, result: Result, note: str = "") -> float:
+def say(seed: int, what: str, found: Mapping[str, Any], note: str = "") -> float:
     """A line of the table; gives the accuracy."""
-    found = result.summary
     cells = [seed, what, f"{100 * found['global_accuracy']:.1f}", f"{found['last_parameters'] / 1e3:.1f}",
              f"{found['last_forward_macs'] / 1e6:.2f}", f"{found['train_macs'] / 1e9:.0f}", note]  # fmt: skip
     sys.stdout.write("| " + " | ".join(map(str, cells)) + " |\n")
@@ -61,7 +58,7 @@ def fedea(data: str, seed: int) -> dict[str, float]:
     scores = {}
     for search in ("nsga2", "random"):
         method = {"name": "fedea", "population": 8, "rounds_each": 6, "search": search}
-        found = run(data, seed, {"method": method, "model": NARROW}).summary["found"]
+        found = run(data, seed, {"method": method, "model": NARROW})["found"]
         model = {"name": "narrowed", "of": NARROW["name"], "rates": found["rates"]}
         anew = run(data, seed, {"model": model, "train": {"lr": RATE * found["lr_factor"]}})
         best = min(each["error"] for each in found["front"])
@@ -75,7 +72,7 @@ def fednas(data: str, seed: int) -> dict[str, float]:
     search = {"method": {"name": "fednas", "alpha_lr": 0.01}, "model": {"name": "darts_search", **SPACE}}
     searched = run(data, seed, sgd, search)
     say(seed, "the search itself", searched)
-    found = searched.summary["found"]
+    found = searched["found"]
     model = {"name": "darts", **SPACE, "normal": found["normal"], "reduce": found["reduce"]}
     scores = {"found": say(seed, "its structure", run(data, seed, sgd, {"model": model}))}
     others = []
