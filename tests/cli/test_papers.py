@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedloom.report.grids import announced
+from fedloom.report.published import heading
 from fedloom.runs.grid import merged
 from fedloom.runs.papers import SCALES, grid_of, read_paper
 
@@ -82,3 +83,10 @@ def test_kept_results_are_of_this_file(file):
             rows = {label for table in published.paper.shown for label in table.labels(published.paper.rows)}
             assert {cell["row"] for cell in content["cells"]} <= rows
             assert {cell["column"] for cell in content["cells"]} <= set(grid.columns)
+
+
+@every_file
+def test_every_measure_of_a_table_has_a_heading_of_its_own(file):
+    """Two that read alike would stand in one column, the last over the first."""
+    for table in read_paper(str(file)).paper.shown:
+        assert len({heading(measure) for measure in table.measures}) == len(table.measures), table.title

@@ -27,7 +27,7 @@ from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_pa
 from fedloom.runs.result import Result
 from fedloom.runs.start import plain
 
-__all__ = ["above_floor", "list_papers", "reproduce_shown", "write_page"]
+__all__ = ["above_floor", "heading", "list_papers", "reproduce_shown", "write_page"]
 
 Found = Sequence[tuple[Cell, Result]]
 # What does not change a result, or is named elsewhere.
@@ -240,10 +240,16 @@ def _said(value: object) -> str:
 # another clock and other messages do not compare.
 KINDS = {
     "worst": ("worst %", 100, True), "local": ("local %", 100, True), "onlooker": ("onlookers %", 100, True),
-    "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True), "bytes": ("MB", 1e-6, False),
+    "accuracy": ("%", 100, True), "rounds": ("rounds", 1, True),
+    "upload": ("MB up", 1e-6, False), "download": ("MB down", 1e-6, False), "bytes": ("MB", 1e-6, False),
     "parameters": ("M parameters", 1e-6, True), "train_macs": ("GMACs", 1e-9, True), "macs": ("M MACs", 1e-6, True),
     "virtual": ("virtual s", 1, False), "seconds": ("s", 1, False),
 }  # fmt: skip
+
+
+def heading(measure: str) -> str:
+    """What a measure's column is called."""
+    return _kind(measure)[0]
 
 
 def _kind(measure: str) -> tuple[str, float, bool]:
@@ -262,7 +268,7 @@ def _tables(content: Mapping[str, Any]) -> dict[str, Rows]:
         one = len({cell["measure"] for cell in cells}) == 1
         rows = tables.setdefault(title, {})
         for cell in cells:
-            head = cell["column"] or cell["measure"] if one else f"{cell['column']} {_kind(cell['measure'])[0]}".strip()
+            head = cell["column"] or cell["measure"] if one else f"{cell['column']} {heading(cell['measure'])}".strip()
             rows.setdefault(cell["row"], {})[head] = _text(cell, content["seeds"])
     return tables
 
