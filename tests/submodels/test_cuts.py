@@ -197,6 +197,20 @@ def test_cold_scores_take_the_best_and_ties_go_to_the_lower_number():
     assert torch.equal(state, generator.get_state()), "nothing is drawn"
 
 
+def test_scores_that_are_zero_but_for_rounding_are_equal():
+    """The largest of all groups says what rounding can be: 1e-9 of it is, in float32, and 1e-4 is not."""
+    net = network("lenet5")
+    one, *others = net.units.sizes
+    scores = {group: torch.linspace(1, 2, size) for group, size in net.units.sizes.items()}
+    scores[one] = torch.linspace(1e-10, 1e-9, net.units.sizes[one])
+    where = Scored()(net, 0.5, 0, torch.Generator(), scores)
+    assert where[one].tolist() == list(range(len(where[one])))
+    assert where[others[0]].tolist() == list(range(net.units.sizes[others[0]]))[-len(where[others[0]]) :]
+    scores[one] = 1e5 * scores[one]
+    where = Scored()(net, 0.5, 0, torch.Generator(), scores)
+    assert where[one].tolist() == list(range(net.units.sizes[one]))[-len(where[one]) :]
+
+
 def test_hot_scores_are_uniform():
     hot, generator = Scored(temperature=1e9), torch.Generator().manual_seed(3)
     score = torch.tensor([0.0, 1.0, 5.0, 100.0, 2.0])

@@ -6,7 +6,8 @@ drawn. A unit's score is the magnitude of the loss's gradient by its activation 
 over positions and, for a shared group, over its points); the client is sent the ceil(r m) units that score highest.
 Theorem 1: per layer this choice makes the gradient that is lost smallest. A client that was never seen, or for which
 SPL keeps fewer than two, is scored on P itself. All passes use batch statistics, so units that only a linear layer with
-batch norm behind it reads (`lenet5_bn`) all score zero but for rounding: batch norm makes the summed gradient vanish.
+batch norm behind it reads (`lenet5_bn`) all score zero but for rounding, and the first of them are chosen: batch norm
+makes the summed gradient vanish.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ meet at an addition share their choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol
 
@@ -129,7 +129,7 @@ class Scored:
     ) -> Where | None:
         """Draws without replacement in sequence are exactly the largest of score / T + Gumbel noise."""
         kept = network.units.kept(capacity)
-        return {group: self.best(score, kept[group], generator) for group, score in (scores or {}).items()}
+        return {group: self.best(score, kept[group], generator) for group, score in _rounded(scores or {}, network)}
 
     def best(self, score: Tensor, k: int, generator: torch.Generator) -> Tensor:
         """k units by score; ties go to the lower number."""
@@ -138,6 +138,14 @@ class Scored:
             uniform = torch.rand(score.shape, generator=generator, dtype=torch.float64)
             score = score / self.temperature - (-uniform.clamp(min=1e-300).log()).log()
         return score.argsort(descending=True, stable=True)[:k].sort().values
+
+
+def _rounded(scores: Scores, network: Network) -> Iterator[tuple[str, Tensor]]:
+    """Scores in which what is zero but for rounding is zero, so that no choice hangs on the order of a sum."""
+    largest = max((float(score.max()) for score in scores.values()), default=0.0)
+    least = torch.finfo(network.dtype).eps ** 0.75 * largest
+    for group, score in scores.items():
+        yield group, torch.where(score < least, torch.zeros_like(score), score)
 
 
 def narrow(cut: Cut, client: Client, tensors: Tensors) -> Work[tuple[Tensors, Where | None]]:
