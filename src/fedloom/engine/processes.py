@@ -177,7 +177,8 @@ class Processes(Local):
             base = queue[0].base
             most = 1 if base is None else max(1, min(BLOCK, ROOM // len(self._packed(base))))
             queue.extend(islice(waiting, max(0, workers * most - len(queue))))
-            size = min(most, len(queue) // workers, BLOCK - first % BLOCK)
+            share = most if len(queue) >= workers * most else len(queue) // (2 * workers)
+            size = min(share, BLOCK - first % BLOCK)
             chosen = [queue.popleft()]
             while len(chosen) < size and base is not None and queue[0].base is not None and _same(queue[0].base, base):
                 chosen.append(queue.popleft())
