@@ -53,7 +53,7 @@ class Method:
 
     mixes: ClassVar[bool] = False  # whether clients may have different models
 
-    trainers: ClassVar[tuple[str, ...]] = ("reference", "stacked", "graphs")  # by which its fits can really be done
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "stacked", "graphs")  # that really do its fits
 
     validates: ClassVar[bool] = False  # whether clients decide by their validation data
 

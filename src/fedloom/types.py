@@ -270,6 +270,11 @@ class Fit:
     fixed: Fixed = field(default_factory=dict)
     kind: int = 0  # which of the study's models it is; a client's requests are about its own
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Its steps by their number in the plan."""
+        return tuple(self.step) if isinstance(self.step, Sequence) else (self.step,)
+
 
 @dataclass(frozen=True, eq=False)
 class Fitted:

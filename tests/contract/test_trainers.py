@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedloom.engine import taped
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.registry import entries, find
+from fedloom.runs.world import World
 from fedloom.types import Fit
-from tests.contract.study import final, run
+from tests.contract.study import final, run, study_of
 
 
 @pytest.fixture
@@ -48,6 +50,28 @@ def test_stacked_does_what_is_claimed_and_agrees(method, counted, tmp_path):
     for name, tensor in ends["reference"].items():
         if name.startswith("server/tensors/"):
             torch.testing.assert_close(ends["stacked"][name].double(), tensor.double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", sorted(entries("method")))
+def test_taped_does_what_is_claimed_to_the_last_bit(method, monkeypatch, caplog, tmp_path):
+    tapes: list[taped.Tape] = []
+    begin = taped.Tape.__init__
+    monkeypatch.setattr(taped.Tape, "__init__", lambda self: (begin(self), tapes.append(self))[0])
+    monkeypatch.setattr(taped, "PATIENCE", 2)
+    often = {"partition": {"name": "iid"}, "run": {"rounds": 4}}  # batches of equal size come again
+    ends = [final(run(method, tmp_path / name, engine={"trainer": name}, **often)) for name in ("reference", "taped")]
+    assert any(tape.trusted for tape in tapes) == ("taped" in find("method", method).trainers)
+    assert not any(tape.refused for tape in tapes), caplog.text
+    assert ends[0].keys() == ends[1].keys()
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(ends[1][name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_method_that_leaves_taped_out_is_not_played(monkeypatch, tmp_path):
+    study = study_of("fedavg", tmp_path)
+    assert World(study).settled.engine.trainer == "taped"
+    monkeypatch.setattr(find("method", "fedavg"), "trainers", ("reference",))
+    assert World(study).settled.engine.trainer == "reference"
 
 
 @pytest.mark.parametrize("method", sorted(entries("method")))

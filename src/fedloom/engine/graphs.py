@@ -30,7 +30,7 @@ from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
 from fedloom.seeds import seeded
-from fedloom.types import Fit, Fitted, Images, Measure, Request, Step, Tensors
+from fedloom.types import Fit, Fitted, Images, Measure, Request, Tensors
 
 __all__ = ["Graphs"]
 
@@ -81,7 +81,7 @@ class Machine:
         self.network, self.lane, self.steps, self.stacked = network, lane, steps, len(fits) > 1
         self.stream, self.graphs = lane.stream, dict[Kind, torch.cuda.CUDAGraph]()
         first = fits[0]
-        self.variants: Sequence[Step] = first.step if isinstance(first.step, Sequence) else (first.step,)
+        self.variants = first.steps
         self.model = Eager(network, training=True)
         images = shared_images(fits) if self.stacked else first.plan.images
         x, y = images.x, images.y
@@ -408,8 +408,7 @@ class Graphs(Reference):
 
     def _forward(self, fit: Fit) -> int:
         """Forward MACs a sample of the model that a fit's last step runs through."""
-        step = fit.step[-1] if isinstance(fit.step, Sequence) else fit.step
-        return self.network.macs(step.seen(fit.tensors, fit.fixed))
+        return self.network.macs(fit.steps[-1].seen(fit.tensors, fit.fixed))
 
     def _machine(self, key: tuple[object, ...], place: int, job: _Job) -> Machine:
         machines = self._machines[key] = self._machines.pop(key, [])

@@ -14,12 +14,13 @@ from fedloom.client import batches_of
 from fedloom.errors import ClientError
 from fedloom.network import Network
 from fedloom.seeds import seeded
-from fedloom.types import Fit, Fitted, Measure, Points, Request, Step, Tensors
+from fedloom.types import Batch, Fit, Fitted, Measure, Points, Request, Tensors
 from fedloom.units import tapped
 
 __all__ = ["Eager", "Reference"]
 
 T = TypeVar("T")
+Advance = Callable[[int, Sequence[Batch]], Tensor]  # the number of the step, its batches: the samples' losses
 
 
 class Eager:
@@ -80,19 +81,16 @@ class Reference:
 
     def _fit(self, fit: Fit) -> Fitted:
         start, plan = perf_counter(), fit.plan
-        steps: Sequence[Step] = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
         tensors = {name: self._copied(tensor.detach()) for name, tensor in fit.tensors.items()}
-        trained = {name: tensor for name, tensor in tensors.items() if self._trainable(name, tensor)}
-        for tensor in trained.values():
-            tensor.requires_grad_()
-        slots = steps[0].slots(trained)
-        losses: list[Tensor] = []
+        trained = {name: each.requires_grad_() for name, each in tensors.items() if self._trainable(name, each)}
+        slots, losses = fit.steps[0].slots(trained), list[Tensor]()
+        advance = self._advance(fit, tensors, slots)
         with seeded(plan.seed, self.network.device), torch.no_grad():
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
                 if self.deadline is not None and perf_counter() - start > self.deadline:
                     raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
                 batches = [plan.images.batch(row) for row in rows]
-                losses.append(steps[variant](self._training, tensors, slots, fit.fixed, batches))
+                losses.append(advance(variant, batches))
         # Looked at once, after the last step: nothing in the loop waits for the device.
         all_losses, first = torch.cat(losses).double(), torch.cat(losses[: plan.epoch]).double()
         loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
@@ -105,6 +103,11 @@ class Reference:
         macs, forward = self._cost(fit)
         return Fitted(done, len(plan.steps), len(all_losses), loss, squared, macs, seconds, self._memory(fit), forward)
 
+    def _advance(self, fit: Fit, tensors: Tensors, slots: dict[str, Tensors]) -> Advance:
+        """How a step of this fit is done."""
+        steps = fit.steps
+        return lambda variant, batches: steps[variant](self._training, tensors, slots, fit.fixed, batches)
+
     def _copied(self, tensor: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
         """A copy, kernels turned to this layout (`contiguous` would leave those of one channel as they are)."""
         turned = self.network.channels_last and tensor.ndim == 4
@@ -115,22 +118,19 @@ class Reference:
 
     def _cost(self, fit: Fit) -> tuple[int, int]:
         """Multiply-accumulates of all passes, a backward one costing two forward ones; and of one sample forward."""
-        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) for step in steps]
+        forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) for step in fit.steps]
         once = [forward[variant] * sizes[0] for sizes, variant in zip(fit.plan.sizes, fit.plan.variants, strict=True)]
-        total = sum(3 * macs * steps[variant].passes for macs, variant in zip(once, fit.plan.variants, strict=True))
+        total = sum(3 * macs * fit.steps[variant].passes for macs, variant in zip(once, fit.plan.variants, strict=True))
         return round(total), round(sum(once) / sum(sizes[0] for sizes in fit.plan.sizes))
 
     def _memory(self, fit: Fit) -> int:
         """Bytes of the largest step, once a signature: the tensors, their gradients, slots and saved activations."""
-        steps = fit.step if isinstance(fit.step, Sequence) else (fit.step,)
-        largest = max(sizes[0] for sizes in fit.plan.sizes)
+        steps, largest = fit.steps, max(sizes[0] for sizes in fit.plan.sizes)
         key = (largest, len(steps), tuple(tensor.shape for tensor in fit.tensors.values()))
         if key not in self._memories:
-            blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in fit.tensors.items()}
-            trained = {name: tensor for name, tensor in blank.items() if self._trainable(name, tensor)}
+            trained = {name: tensor for name, tensor in fit.tensors.items() if self._trainable(name, tensor)}
             slots = [tensor for slot in steps[-1].slots(trained).values() for tensor in slot.values()]
-            held = sum(tensor.nbytes for tensor in (*blank.values(), *trained.values(), *slots))
+            held = sum(tensor.nbytes for tensor in (*fit.tensors.values(), *trained.values(), *slots))
             seen = steps[-1].seen(fit.tensors, fit.fixed)
             self._memories[key] = held + self.network.saved_bytes(seen, largest)
         return self._memories[key]

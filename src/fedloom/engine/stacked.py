@@ -40,11 +40,10 @@ def stackable(fit: Fit) -> bool:
 def signature(fit: Fit) -> tuple[object, ...]:
     """What two fits must have in common to share a step: step, shapes, the set of images and the rate."""
     fixed = tuple((name, _shapes(value)) for name, value in fit.fixed.items())
-    step = tuple(fit.step) if isinstance(fit.step, Sequence) else fit.step
     images = fit.plan.images
     # Augmented copies are another tensor in every fit; what counts is their shape.
     where = (room(images), images.x.shape[1:]) if images.own else id(images.x)
-    return step, _shapes(fit.tensors), fixed, where, id(fit.fixed.get("lr"))
+    return fit.steps, _shapes(fit.tensors), fixed, where, id(fit.fixed.get("lr"))
 
 
 def room(images: Images) -> int:

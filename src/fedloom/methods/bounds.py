@@ -47,7 +47,7 @@ class Central(FedAvg):
 
     select: Select = First()
     pooled: ClassVar[bool] = True
-    trainers: ClassVar[tuple[str, ...]] = ("reference", "graphs")  # one who trains: nothing to stack
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "graphs")  # one who trains: nothing to stack
 
     def check(self) -> None:
         """One place holds all data."""

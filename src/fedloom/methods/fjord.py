@@ -105,7 +105,7 @@ class Distilled:
 class Fjord(FedAvg):
     """Ordered dropout: every step trains a prefix of another width."""
 
-    trainers: ClassVar[tuple[str, ...]] = ("reference", "graphs")  # clients differ in the width of a step
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "graphs")  # clients differ in the width of a step
 
     widths: Annotated[tuple[float, ...], "capacities that steps draw from, beside the client's own"] = (
         0.0625, 0.125, 0.25, 0.5, 1.0,

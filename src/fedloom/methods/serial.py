@@ -31,7 +31,7 @@ class Serial(FedAvg):
     select: Select = First()
     objective: Objective = Features()
     pooled: ClassVar[bool] = True
-    trainers: ClassVar[tuple[str, ...]] = ("reference", "graphs")  # one who trains: nothing to stack
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "graphs")  # one who trains: nothing to stack
 
     def check(self) -> None:
         """It needs a teacher's objective."""

@@ -120,7 +120,7 @@ class EngineOf(Open):
     """What runs the clients, and what the named engine takes beside this."""
 
     name: str = "auto"
-    trainer: Literal["auto", "reference", "stacked", "graphs"] = "auto"
+    trainer: Literal["auto", "reference", "taped", "stacked", "graphs"] = "auto"
     workers: Annotated[int, Field(ge=0)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
@@ -282,7 +282,9 @@ def _engine(study: Study) -> None:
     if study.engine.layout == "channels_last" and study.engine.device == "cuda":
         raise InputError("engine.layout 'channels_last' is for the CPU; on a GPU engine.precision=bf16 brings it")
     if study.engine.trainer == "graphs" and study.engine.device == "cpu":
-        raise InputError("engine.trainer 'graphs' captures steps on a GPU; on the CPU use reference or stacked")
+        raise InputError("engine.trainer 'graphs' captures steps on a GPU; on the CPU use taped, reference or stacked")
+    if study.engine.trainer == "taped" and study.engine.device == "cuda":
+        raise InputError("engine.trainer 'taped' plays steps of the CPU; on a GPU use graphs or reference")
     name, fields = study.engine.name, study.engine.fields
     if name != "auto" and ":" not in name and name not in entries("engine"):
         raise choose("engine", name, ["auto", *entries("engine")])

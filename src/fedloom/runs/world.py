@@ -28,6 +28,7 @@ from fedloom.data.split import Split, split
 from fedloom.engine.reference import Reference
 from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
+from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
 from fedloom.errors import InputError, Unfit, oxford
 from fedloom.fleet.dealt import dealt
@@ -104,7 +105,8 @@ class World:
         chosen = {"layout": "channels_last" if layouts.pop() else "contiguous"} if len(layouts) == 1 else {}
         if engine.trainer == "auto":
             fast = engine.device == "cuda" and engine.deadline is None
-            chosen["trainer"] = "graphs" if fast else "reference"
+            played = engine.device == "cpu" and "taped" in self.method.trainers
+            chosen["trainer"] = "graphs" if fast else "taped" if played else "reference"
         return self.study.model_copy(update={"engine": engine.model_copy(update=chosen)})
 
     @cached_property
@@ -268,13 +270,15 @@ class World:
         return Several(trainers) if len(trainers) > 1 else trainers[0]
 
     def _trainer(self, network: Network) -> Reference:
-        """On a GPU captured steps, on a CPU the reference, unless the study says."""
+        """Of the kind that the study says, or that was settled for it."""
         engine, name = self.study.engine, self.settled.engine.trainer
         if name == "graphs":
             from fedloom.engine.graphs import Graphs
 
             return Graphs(network)
-        return Stacked(network) if name == "stacked" else Reference(network, deadline=engine.deadline)
+        if name == "stacked":
+            return Stacked(network)
+        return (Taped if name == "taped" else Reference)(network, deadline=engine.deadline)
 
     def elsewhere(self) -> Callable[[], World]:
         """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
