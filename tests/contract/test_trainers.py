@@ -9,9 +9,9 @@ from fedloom.engine import taped
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.registry import entries, find
-from fedloom.runs.world import World
 from fedloom.types import Fit
-from tests.contract.study import final, run, study_of
+from tests.contract.study import final, run
+from tests.methods.tiny import world
 
 
 @pytest.fixture
@@ -67,11 +67,10 @@ def test_taped_does_what_is_claimed_to_the_last_bit(method, monkeypatch, caplog,
         torch.testing.assert_close(ends[1][name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_method_that_leaves_taped_out_is_not_played(monkeypatch, tmp_path):
-    study = study_of("fedavg", tmp_path)
-    assert World(study).settled.engine.trainer == "taped"
+def test_a_method_that_leaves_taped_out_is_not_played(monkeypatch):
+    assert world("fedavg").settled.engine.trainer == "taped"
     monkeypatch.setattr(find("method", "fedavg"), "trainers", ("reference",))
-    assert World(study).settled.engine.trainer == "reference"
+    assert world("fedavg").settled.engine.trainer == "reference"
 
 
 @pytest.mark.parametrize("method", sorted(entries("method")))
