@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from fedloom.engine import taped
+from fedloom.engine.graphs import Graphs, Machine
 from fedloom.engine.reference import Reference
-from fedloom.engine.stacked import Stacked
+from fedloom.engine.stacked import Stack, Stacked
 from fedloom.registry import entries, find
+from fedloom.runs.world import World
 from fedloom.types import Fit
+from tests.contract.cuda import pretend
 from tests.contract.study import final, run
 from tests.methods.tiny import world
 
@@ -65,6 +68,50 @@ def test_taped_does_what_is_claimed_to_the_last_bit(method, monkeypatch, caplog,
     assert ends[0].keys() == ends[1].keys()
     for name, tensor in ends[0].items():
         torch.testing.assert_close(ends[1][name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def captured(monkeypatch, method, out, **study):
+    """A run by the `graphs` trainer on a CUDA made of the CPU; what it ends with, and how many steps it captured."""
+    captures, capture = [], Machine.capture
+    with monkeypatch.context() as patch:
+        pretend(patch)
+        patch.setattr(World, "_trainer", lambda self, network: Graphs(network))
+        patch.setattr(Machine, "capture", lambda self, kind: (captures.append(kind), capture(self, kind))[1])
+        return final(run(method, out, **study)), len(captures)
+
+
+PLAIN = {"precision": "float64", "trainer": "reference"}  # in float32 the reference lays pictures out otherwise
+
+
+@pytest.mark.parametrize("method", sorted(entries("method")))
+def test_graphs_give_the_reference_bits_where_the_kernels_are_the_same(method, monkeypatch, caplog, tmp_path):
+    study = {
+        "run": {"rounds": 2}, "train": {"momentum": 0.9, "weight_decay": 1e-3, "clip": 1.0}, "engine": PLAIN,
+    }  # fmt: skip
+    truth = final(run(method, tmp_path / "reference", **study))
+    ends, captures = captured(monkeypatch, method, tmp_path / "graphs", **study)
+    assert captures > 0
+    assert "graphs:" not in caplog.text
+    assert ends.keys() == truth.keys()
+    for name, tensor in truth.items():
+        if not name.startswith("fleet/"):  # sums of losses are rounded elsewhere, and travel
+            torch.testing.assert_close(ends[name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedckd", "fedcpn", "heterofl", "scaffold"])
+def test_graphs_of_many_small_clients_are_stacked_and_agree(method, monkeypatch, caplog, tmp_path):
+    study = {
+        "fleet": {"name": "uniform", "clients": 9}, "partition": {"name": "iid"}, "run": {"rounds": 2}, "engine": PLAIN,
+    }  # fmt: skip
+    truth = final(run(method, tmp_path / "reference", **study))
+    stacks, begin = [], Stack.__init__
+    monkeypatch.setattr(Stack, "__init__", lambda self, *given: (stacks.append(1), begin(self, *given))[1])
+    ends, _ = captured(monkeypatch, method, tmp_path / "graphs", **study)
+    assert stacks
+    assert "graphs:" not in caplog.text
+    for name, tensor in truth.items():
+        if name.startswith("server/tensors/"):
+            torch.testing.assert_close(ends[name].double(), tensor.double(), rtol=0, atol=1e-9)
 
 
 def test_a_method_that_leaves_taped_out_is_not_played(monkeypatch):

@@ -48,7 +48,7 @@ def test_rule():
 def test_choice_is_written_down_and_kept(tmp_path):
     result = run("fedavg", model="lenet5", rounds=1, clients=2, out=tmp_path, engine="local")
     begun = Store.open(result.folder).begun().engine
-    assert (begun.layout, begun.trainer) == ("channels_last", "reference")
+    assert (begun.layout, begun.trainer) == ("channels_last", "taped")
     assert resume(result.folder).summary["rounds"] == 1
 
 

@@ -88,7 +88,7 @@ def test_a_policy_that_would_change_nothing_is_refused(method, slot, policy):
 def test_a_deadline_needs_a_trainer_that_looks_between_steps():
     with pytest.raises(InputError, match="does not stop between them"):
         world(engine={"deadline": 5.0, "trainer": "stacked"}).check()
-    assert world(engine={"deadline": 5.0}).settled.engine.trainer == "reference"
+    assert world(engine={"deadline": 5.0}).settled.engine.trainer == "taped"
 
 
 def test_fedsgd_shows_a_single_sample_twice_in_one_batch():

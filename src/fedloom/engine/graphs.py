@@ -244,7 +244,7 @@ class Gauge:
 
     def _capture(self, rows: Tensor) -> None:
         size = len(rows)
-        self.rows[size] = rows.to(self.images.x.device)
+        self.rows[size] = rows.to(self.images.x.device, copy=True)
         for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
             self.sums.setdefault(name, torch.zeros_like(value))
 

@@ -250,7 +250,7 @@ class World:
             )
         if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
             raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
-        if self.study.engine.deadline is not None and self.settled.engine.trainer != "reference":
+        if self.study.engine.deadline is not None and self.settled.engine.trainer in ("stacked", "graphs"):
             raise InputError(
                 f"engine.deadline is checked between steps, and trainer '{self.settled.engine.trainer}' does not stop "
                 "between them; leave engine.trainer out"
