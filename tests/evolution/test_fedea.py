@@ -8,7 +8,7 @@ import torch
 
 import fedloom
 from fedloom.encoding import dense
-from fedloom.errors import InputError
+from fedloom.errors import InputError, RunError
 from fedloom.models.resolve import build, initialise
 from fedloom.policies import front
 from fedloom.policies.front import children, nondominated, survivors
@@ -156,6 +156,29 @@ def test_narrowed_is_initialised_at_its_width():
             assert 0.5 * bound < tensor.abs().max() <= bound * 1.0001, name
     with pytest.raises(InputError, match=r"model.rates needs one share, or one for each of"):
         build("narrowed", channels=1, classes=10, size=8, of="lenet5", rates=[0.5, 0.5])
+
+
+def test_a_rate_too_high_costs_an_individual_and_not_the_run():
+    method = {"population": 4, "rounds_each": 2, "slowest": 1.0, "fastest": 1e12}
+    federation = Federation("fedea", **LENET, method=method)
+    federation.round()
+    out = ["out" in each for each in federation.server.memory["offspring"]]
+    assert any(out)
+    assert not all(out)
+    federation.round()
+    worst = federation.network.units.num_parameters()
+    for each in federation.server.memory["judged"]:
+        assert (each["error"] == 1.0 and each["parameters"] == worst) == ("out" in each)
+    assert "out" not in federation.method.best(federation.server)
+    front = federation.method.found(federation.server)["front"]
+    assert all(each["error"] < 1 for each in front)
+
+
+def test_where_all_rates_are_too_high_the_run_ends_with_a_sentence():
+    method = {"population": 2, "rounds_each": 2, "slowest": 1e12, "fastest": 1e12}
+    federation = Federation("fedea", **LENET, method=method)
+    with pytest.raises(RunError, match=r"reported, the quorum is .*not finite"):
+        federation.round()
 
 
 def test_random_search_draws_anew():

@@ -37,7 +37,7 @@ from fedloom.readings import Accuracy
 from fedloom.registry import register
 from fedloom.types import Measure, Report, Server, Task, Tensors, Where, Work
 
-Individual = dict[str, Any]  # genes (in [0, 1]), tensors (of its own width), once judged: error, parameters
+Individual = dict[str, Any]  # genes (in [0, 1]), tensors (of its own width), once judged: error, parameters; or out
 
 
 def validate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -135,27 +135,42 @@ class FedEA(FedAvg):
             yield replace(task, base=None, tensors=task.base or {}, where=where, train=train)
 
     def _train(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
-        """One after another, as a client would have to: its time adds up, and its last report is of the last one."""
+        """One after another, as a client would have to: its time adds up, and its last report is of the last one.
+
+        An individual without a quorum of usable reports, as at a rate too high, is out; where all are, so is the run.
+        """
         units, trained = server.network.units, []
         for number, individual in enumerate(tried):
-            where = self.where_of(server.network, individual)
+            if "out" in individual:
+                trained.append(individual)
+                continue
+            where, failed, answered = self.where_of(server.network, individual), len(fleet.failed), 0
             full = units.place(individual["tensors"], where, server.tensors)
             joined = self.merge.begin(replace(server, tensors=full))
-            for report in fleet.run(self._tasks(server, fleet, number, individual)):
+            for report in fleet.run(self._tasks(server, fleet, number, individual), quorum=0.0):
                 joined.add(report)
-            trained.append({**individual, "tensors": units.take(joined.result(), where)})
+                answered += 1
+            asked = answered + len(fleet.failed) - failed
+            if answered >= fleet.quorum * asked:
+                trained.append({**individual, "tensors": units.take(joined.result(), where)})
+            else:
+                trained.append({**individual, "out": True})
+                if all("out" in each for each in (*trained, *tried[number + 1 :])):
+                    fleet.require(answered, asked, fleet.quorum)
         return trained
 
     def _judged(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
-        """With both goals; an individual that nobody could judge is as bad as can be."""
+        """With both goals; an individual that is out, or that nobody could judge, is as bad as can be."""
         units, judged = server.network.units, []
         for number, individual in enumerate(tried):
             right = samples = 0.0
-            for answer in fleet.ask("validate", self._tasks(server, fleet, number, individual)):
+            tasks = () if "out" in individual else self._tasks(server, fleet, number, individual)
+            for answer in fleet.ask("validate", tasks):
                 right += answer.numbers["right"]
                 samples += answer.numbers["samples"]
-            size = units.num_parameters(units.kept(self.rates(server.network, individual)))
-            judged.append({**individual, "error": 1 - right / max(samples, 1.0), "parameters": size})
+            rates = self.rates(server.network, individual) if samples else {}
+            goals = {"error": 1 - right / max(samples, 1.0), "parameters": units.num_parameters(units.kept(rates))}
+            judged.append({**individual, **goals})
         return judged
 
     def work(self, client: Client, task: Task) -> Work[Report]:
