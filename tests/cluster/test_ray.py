@@ -63,6 +63,16 @@ def test_tasks_travel_in_few_batches(engine_with, monkeypatch):
     assert len(sent) < 60
 
 
+def test_an_engine_that_is_closed_twice_leaves_each_worker_once(engine_with):
+    """Else the next run would take one worker for two, and the second sum of a round would miss its reports."""
+    engine = engine_with(places.echo)
+    assert len(list(engine.run(tasks()))) == CLIENTS
+    engine.close()
+    engine.close()
+    left = [actor._actor_id for actors in engine_module._warm.values() for actor in actors]
+    assert len(left) == len(set(left)) > 0
+
+
 def test_both_workers_work(engine_with):
     pids = {pid for _, pid in values(engine_with(places.process).run(tasks()))}
     assert len(pids) == 2

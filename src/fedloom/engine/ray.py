@@ -549,6 +549,7 @@ class Ray:
                 _warm.setdefault(self.key, []).append(slot.actor)
             else:
                 self.ray.kill(slot.actor, no_restart=True)
+        self.slots = []  # a worker that is left twice would be two workers to the next run
         if self.own:
             self.ray.shutdown()
 
