@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from fedloom.bench.federation import device_of
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
+from fedloom.engine.taped import Taped
+from fedloom.engine.worker import Trainer
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.objective import CrossEntropy
@@ -23,7 +24,7 @@ from fedloom.types import Fit, Images, Plan
 
 __all__ = ["WORKLOADS", "Workload", "engine", "fits_of"]
 
-REPEATS = 2
+REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,16 @@ WORKLOADS = (
     Workload("McMahan CNN x 10, batch 32", "cnn", (1, 28, 28), (1.0,) * 10, 32, 40),
     Workload("LeNet-5 x 10, batch 32", "lenet5", (1, 28, 28), (1.0,) * 10, 32, 40),
     Workload("LeNet-5 x 100, batch 10", "lenet5", (1, 28, 28), (1.0,) * 100, 10, 30),
+    Workload("LeNet-5 with batch norm x 10, batch 32", "lenet5_bn", (1, 28, 28), (1.0,) * 10, 32, 40),
+    Workload("perceptron x 100, 8 x 8, batch 10", "mlp", (1, 8, 8), (1.0,) * 100, 10, 30),
 )
-ON_CPU = ("McMahan CNN x 10, batch 32", "LeNet-5 x 10, batch 32", "LeNet-5 x 100, batch 10")
+ON_CPU = tuple(work.name for work in WORKLOADS[4:])
 
 
 def fits_of(work: Workload, device: str) -> tuple[Network, list[Fit]]:
     """The fits of a workload on random images."""
     make = partial(build, work.model, channels=work.shape[0], classes=10, size=work.shape[1])
-    network = Network(make, work.shape, 10, device=device, half=work.precision == "bf16")
+    network = Network(make, work.shape, 10, device=device, half=work.precision == "bf16", layout="auto")
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (2000, *work.shape), dtype=torch.uint8, generator=generator).to(device)
     y = torch.randint(10, (2000,), generator=generator).to(device)
@@ -75,44 +78,48 @@ def fits_of(work: Workload, device: str) -> tuple[Network, list[Fit]]:
     return network, fits
 
 
-def _seconds(trainer: Any, fits: Sequence[Fit], device: str) -> float:
-    times = []
+def _seconds(trainers: Mapping[str, Trainer], fits: Sequence[Fit], device: str) -> dict[str, float]:
+    """The median of each, in turn; the first of each warms up, records and captures."""
+    times: dict[str, list[float]] = {name: [] for name in trainers}
     for number in range(REPEATS + 1):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        begin = perf_counter()
-        answers = trainer.solve(fits)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        if number:  # the first warms up and captures
-            times.append(perf_counter() - begin)
-    return median(times)
+        for name, trainer in trainers.items():
+            begin = perf_counter()
+            answers = trainer.solve(fits)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            if number:
+                times[name].append(perf_counter() - begin)
+    return {name: median(each) for name, each in times.items()}
 
 
 def engine(device: str | None = None) -> list[dict[str, object]]:
-    """Seconds for all steps of a workload, median of two after a warm-up; and the ratio to the reference."""
-    device = device_of(device)
+    """Seconds for all steps of a workload after a warm-up, and how many times as fast as the reference; on a CPU with
+    one thread, as every client trains there."""
+    device, threads = device_of(device), torch.get_num_threads()
     rows: list[dict[str, object]] = []
     for work in WORKLOADS:
         if device == "cpu" and work.name not in ON_CPU:
             continue
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = work.precision != "float32"
         network, fits = fits_of(work, device)
-        trainers: dict[str, Any] = {"reference": Reference(network)}
+        trainers: dict[str, Trainer] = {"reference": Reference(network)}
         if device == "cuda":
             from fedloom.engine.graphs import Graphs
 
             trainers["graphs"] = Graphs(network)
         else:
-            trainers["stacked"] = Stacked(network)
-        found = {name: _seconds(trainer, fits, device) for name, trainer in trainers.items()}
-        fast = "graphs" if device == "cuda" else "stacked"
+            torch.set_num_threads(1)
+            trainers |= {"taped": Taped(network), "stacked": Stacked(network)}
+        found = _seconds(trainers, fits, device)
         sys.stderr.write(f"{work.name}: {found}\n")
-        rows.append(
-            {"workload": work.name, "steps": work.steps, "reference s": f"{found['reference']:.3f}",
-             f"{fast} s": f"{found[fast]:.4f}", "ratio": f"{found['reference'] / found[fast]:.1f}"}
-        )  # fmt: skip
+        row: dict[str, object] = {"workload": work.name, "steps": work.steps}
+        for name, seconds in found.items():
+            row[f"{name} s"] = f"{seconds:.4f}"
+            if name != "reference":
+                row[f"{name} ratio"] = f"{found['reference'] / seconds:.2f}"
+        rows.append(row)
+    torch.set_num_threads(threads)
     return rows
