@@ -30,6 +30,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     "feddf": {"model": {"name": ["lenet5", {"name": "mlp", "hidden": [16]}]}, "method": {"steps": 5}},
     # A teacher in evaluation mode whose batch norm saw few batches says large things; at a small rate that is harmless.
     "metafed": {"method": {"warm_up": 2}, "train": {"batch_size": 16, "lr": 0.02}},
+    "serial": {"train": {"batch_size": 16, "lr": 0.02}},
     "fedala": {"start": {"most": 3}},
     "fedcpn": {"start": {"most": 3}},
     "depthfl": {"model": {"name": "cnn4", "widths": [4, 6, 8]}},
