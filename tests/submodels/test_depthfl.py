@@ -237,3 +237,8 @@ def test_an_exported_model_fits_the_line_that_builds_it(tmp_path):
 
     module = eval(line, {"fedloom": fedloom})
     module.load_state_dict(torch.load(tmp_path / "model.pt"))
+
+
+def test_its_loss_is_not_offered_to_models_without_exits():
+    with pytest.raises(InputError, match="unknown objective 'exits'"):
+        study_of("fjord", objective={"name": "exits"})

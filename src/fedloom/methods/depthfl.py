@@ -33,10 +33,9 @@ from fedloom.registry import name_of, register
 from fedloom.types import Batch, Fixed, Model, Server, Task, Tensors
 
 
-@register("objective", "exits", paper="Kim et al., DepthFL, ICLR 2023")
 @dataclass(frozen=True)
 class ExitsTogether:
-    """Cross-entropy of every exit, and divergence from what the other exits say."""
+    """Cross-entropy of every exit, and divergence from what the other exits say (DepthFL; no other model has exits)."""
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """Over stacked logits (exits, samples, classes); the samples' losses are those of the deepest exit."""
