@@ -1,8 +1,4 @@
-"""One update of a fit: `Descent`, a gradient of the objective followed by an optimiser.
-
-Optimisers are PyTorch's formulas over named tensors, in place, with the learning rate as a tensor, so that one captured
-step serves every round.
-"""
+"""One update of a fit: `Descent`, a gradient of the objective followed by an optimiser."""
 
 from __future__ import annotations
 
@@ -15,81 +11,10 @@ from torch import Tensor
 
 from fedloom.policies.distil import teaching
 from fedloom.policies.objective import Objective
+from fedloom.policies.optimizer import Optimizer, optimizer_of
 from fedloom.types import Batch, Fixed, Model, Tensors, Train
 
-__all__ = ["SGD", "Adam", "Descent", "Optimizer", "optimizer_of"]
-
-
-@dataclass(frozen=True)
-class SGD:
-    """Stochastic gradient descent with momentum and weight decay (as torch.optim.SGD, no dampening)."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
-        """Momentum buffers, if there is momentum."""
-        return {"momentum": {n: torch.zeros_like(t) for n, t in tensors.items()}} if self.momentum else {}
-
-    def update(self, tensors: Tensors, slots: dict[str, Tensors], grads: Tensors, lr: Tensor) -> None:
-        """Move the tensors that have a gradient, in place."""
-        weights, moves = [tensors[name] for name in grads], list(grads.values())
-        if self.weight_decay:
-            moves = list(torch._foreach_add(moves, weights, alpha=self.weight_decay))
-        if self.momentum:
-            buffers = [slots["momentum"][name] for name in grads]
-            torch._foreach_mul_(buffers, self.momentum)
-            torch._foreach_add_(buffers, moves)
-            moves = buffers
-        torch._foreach_sub_(weights, torch._foreach_mul(moves, lr))
-
-
-@dataclass(frozen=True)
-class Adam:
-    """Adam (as torch.optim.Adam), with decoupled weight decay it is AdamW."""
-
-    weight_decay: float = 0.0
-    decoupled: bool = False
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def slots(self, tensors: Tensors) -> dict[str, Tensors]:
-        """First and second moments, and the number of steps taken."""
-        zeros = {kind: {n: torch.zeros_like(t) for n, t in tensors.items()} for kind in ("first", "second")}
-        some = next(iter(tensors.values()))
-        return zeros | {"taken": {"steps": torch.zeros((), dtype=torch.float64, device=some.device)}}
-
-    def update(self, tensors: Tensors, slots: dict[str, Tensors], grads: Tensors, lr: Tensor) -> None:
-        """Move the tensors that have a gradient, in place."""
-        taken = slots["taken"]["steps"].add_(1)
-        weights, moves = [tensors[name] for name in grads], list(grads.values())
-        if self.weight_decay and self.decoupled:
-            torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
-        elif self.weight_decay:
-            moves = list(torch._foreach_add(moves, weights, alpha=self.weight_decay))
-        first, second = ([slots[kind][name] for name in grads] for kind in ("first", "second"))
-        torch._foreach_lerp_(first, moves, 1 - self.beta1)
-        torch._foreach_mul_(second, self.beta2)
-        torch._foreach_addcmul_(second, moves, moves, 1 - self.beta2)
-        roots = torch._foreach_sqrt(second)
-        torch._foreach_div_(roots, (1 - self.beta2**taken).sqrt().to(lr.dtype))
-        torch._foreach_add_(roots, self.epsilon)
-        scaled = torch._foreach_div(first, roots)
-        torch._foreach_sub_(weights, torch._foreach_mul(scaled, (lr / (1 - self.beta1**taken)).to(lr.dtype)))
-
-
-Optimizer = SGD | Adam
-OPTIMIZERS: dict[str, Callable[[Train], Optimizer]] = {
-    "sgd": lambda train: SGD(train.momentum, train.weight_decay),
-    "adam": lambda train: Adam(train.weight_decay),
-    "adamw": lambda train: Adam(train.weight_decay, decoupled=True),
-}
-
-
-def optimizer_of(train: Train) -> Optimizer:
-    """The optimiser that a task's training settings name."""
-    return OPTIMIZERS[train.optimizer](train)
+__all__ = ["Descent", "View", "clip_", "still"]
 
 
 class View(Protocol):

@@ -12,8 +12,9 @@ from torch import nn
 from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import stack_fixed
 from fedloom.policies.objective import CrossEntropy
+from fedloom.policies.optimizer import SGD, Adam, optimizer_of
 from fedloom.readings import Accuracy
-from fedloom.steps import SGD, Adam, Descent, clip_, optimizer_of
+from fedloom.steps import Descent, clip_
 from fedloom.types import Batch, Fit, Measure, Samples, Train
 from tests.core.small import SIDE, Normed, Plain, client_of, images_of, network_of
 

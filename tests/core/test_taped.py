@@ -15,7 +15,8 @@ from fedloom.engine.reference import Reference
 from fedloom.engine.taped import Taped
 from fedloom.network import Network
 from fedloom.policies.objective import CrossEntropy
-from fedloom.steps import SGD, Adam, Descent
+from fedloom.policies.optimizer import SGD, Adam
+from fedloom.steps import Descent
 from fedloom.types import Fit, Images, Plan
 
 

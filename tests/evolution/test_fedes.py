@@ -19,11 +19,12 @@ from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.chromosome import Genes, largest
 from fedloom.policies.objective import CrossEntropy
+from fedloom.policies.optimizer import SGD
 from fedloom.policies.score import Activation, Scale
 from fedloom.readings import Accuracy
 from fedloom.runs.study import resolve
 from fedloom.runs.world import world_of
-from fedloom.steps import SGD, Descent
+from fedloom.steps import Descent
 from fedloom.types import Fit, Images, Measure, Plan, Samples
 from tests.contract.study import final
 from tests.methods.tiny import run, same, sections_of, server_of

@@ -15,7 +15,7 @@ from fedloom.methods.fednas import Bilevel
 from fedloom.models.darts import OPERATIONS, genotype, random_genotype
 from fedloom.models.resolve import build
 from fedloom.policies.objective import CrossEntropy
-from fedloom.steps import SGD, Adam
+from fedloom.policies.optimizer import SGD, Adam
 from fedloom.types import Fit
 from tests.methods.tiny import close, run, server_of
 from tests.submodels.federation import Federation, solved

@@ -13,9 +13,10 @@ from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
 from fedloom.methods.fedamp import FedAMP, attention
 from fedloom.policies.objective import CrossEntropy
+from fedloom.policies.optimizer import SGD
 from fedloom.policies.share import Body
 from fedloom.runs.study import resolve
-from fedloom.steps import SGD, Descent
+from fedloom.steps import Descent
 from fedloom.types import Fit, Task, Train
 from tests.contract.study import final
 from tests.core.small import Normed, client_of, images_of, network_of

@@ -12,7 +12,8 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.perfedavg import MetaStep, PerFedAvg
 from fedloom.policies.merge import Mean
 from fedloom.policies.objective import CrossEntropy
-from fedloom.steps import SGD, Adam, Descent
+from fedloom.policies.optimizer import SGD, Adam
+from fedloom.steps import Descent
 from fedloom.types import Batch, Fit, Plan, Task, Train
 from tests.core.small import Normed, Plain, client_of, images_of, network_of
 from tests.methods.tiny import gradient, run, same, server_of, world

@@ -13,7 +13,8 @@ from fedloom.engine.reference import Reference
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.objective import CrossEntropy
-from fedloom.steps import SGD, Descent
+from fedloom.policies.optimizer import SGD
+from fedloom.steps import Descent
 from fedloom.types import Fit, Images, Plan
 
 

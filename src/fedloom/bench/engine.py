@@ -19,7 +19,8 @@ from fedloom.engine.worker import Trainer
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.objective import CrossEntropy
-from fedloom.steps import SGD, Descent
+from fedloom.policies.optimizer import SGD
+from fedloom.steps import Descent
 from fedloom.types import Fit, Images, Plan
 
 __all__ = ["WORKLOADS", "Workload", "engine", "fits_of"]

@@ -98,7 +98,11 @@ class Stack:
         for name, tensor in self.tensors.items():
             tensor.requires_grad_(tensor.is_floating_point() and name not in network.buffers)
         trained = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
-        self.slots = step.slots(trained)
+        # A single number, such as how many steps were taken, is each client's own too.
+        self.slots = {
+            kind: {name: each if each.ndim else each.repeat(len(fits)) for name, each in slot.items()}
+            for kind, slot in step.slots(trained).items()
+        }
         self.joint = _Joint(step, *stack_fixed(fits))
 
     def state(self) -> list[Tensor]:
@@ -114,7 +118,7 @@ class Stack:
         losses = self._step(images, rows)
         with torch.no_grad():
             for tensor, old in zip(state, before, strict=True):
-                mask = active.reshape(-1, *(1,) * (tensor.ndim - 1)) if tensor.ndim else active.any()
+                mask = active.reshape(-1, *(1,) * (tensor.ndim - 1))
                 tensor.copy_(torch.where(mask, tensor, old))
         return losses
 

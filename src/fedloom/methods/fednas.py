@@ -27,8 +27,9 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.network import Network
 from fedloom.policies.cut import Whole
 from fedloom.policies.objective import Objective
+from fedloom.policies.optimizer import Adam, Optimizer, optimizer_of
 from fedloom.registry import register
-from fedloom.steps import Adam, Optimizer, clip_, optimizer_of
+from fedloom.steps import clip_
 from fedloom.types import Batch, Fixed, Model, Plan, Server, Tensors
 
 

@@ -24,8 +24,9 @@ from fedloom.client import Client
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Objective
+from fedloom.policies.optimizer import SGD, Optimizer, optimizer_of
 from fedloom.registry import register
-from fedloom.steps import SGD, Descent, Optimizer, clip_, optimizer_of, still
+from fedloom.steps import Descent, clip_, still
 from fedloom.types import Batch, Fit, Fixed, Model, Plan, Step, Task, Tensors, Work
 
 

@@ -20,9 +20,10 @@ from fedloom.client import Client
 from fedloom.network import Network
 from fedloom.policies.layers import layers_of
 from fedloom.policies.objective import CrossEntropy
+from fedloom.policies.optimizer import SGD
 from fedloom.policies.start import Replace
 from fedloom.registry import register
-from fedloom.steps import SGD, Descent
+from fedloom.steps import Descent
 from fedloom.types import Fit, Fixed, Plan, Samples, Tensors, Work
 
 __all__ = ["Adaptive", "Boxed", "mixed"]
