@@ -53,9 +53,8 @@ class Client:
 
     @cached_property
     def held(self) -> Tensor:
-        """One boolean a class of the data set: whether the client trains on it."""
-        counts = torch.bincount(self.train.images.labels[self.train.rows], minlength=self.network.classes)
-        return (counts > 0).to(self.network.device)
+        """One boolean a class of the data set, on the host: whether the client trains on it."""
+        return torch.bincount(self.train.images.labels[self.train.rows], minlength=self.network.classes) > 0
 
     @property
     def rate(self) -> Tensor:
@@ -64,7 +63,7 @@ class Client:
 
     def fixed(self, **more: Any) -> dict[str, Any]:
         """What every step may read: the rate and the classes held; and what a method adds."""
-        return {"lr": self.rate, "held": self.held, **more}
+        return {"lr": self.rate, "held": self.network.mask(self.held), **more}
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers of its own for this purpose in this round and stage."""

@@ -68,6 +68,7 @@ class Network:
         self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
+        self._masks: dict[bytes, Tensor] = {}
         self._macs: dict[tuple[object, ...], int] = {}
         self._shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
         self._cut_shapes: dict[tuple[tuple[str, int], ...], dict[str, torch.Size]] = {}
@@ -90,6 +91,15 @@ class Network:
                 self._scalars.pop(next(iter(self._scalars)))
             self._scalars[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
         return self._scalars[value]
+
+    def mask(self, chosen: Tensor) -> Tensor:
+        """Booleans of the host where the tensors are; the same tensor for the same ones, so that most need no copy."""
+        key = chosen.numpy().tobytes()
+        if key not in self._masks:
+            while len(self._masks) > 1024:
+                self._masks.pop(next(iter(self._masks)))
+            self._masks[key] = chosen.to(self.device)
+        return self._masks[key]
 
     @cached_property
     def norms(self) -> frozenset[str]:

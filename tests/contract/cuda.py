@@ -57,7 +57,7 @@ class Graph:
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put this in the place of CUDA."""
-    nothing = {name: lambda *args: None for name in ("graph_pool_handle", "synchronize", "empty_cache")}
+    nothing = {name: lambda *args: None for name in ("graph_pool_handle", "synchronize", "empty_cache", "set_stream")}
     with_answers = {"current_stream": Stream, "mem_get_info": lambda device: (1, 1), "stream": nullcontext}
     for name, stand_in in {"Stream": Stream, "CUDAGraph": Graph, **nothing, **with_answers}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)

@@ -88,6 +88,7 @@ class Machine:
         if images.own:
             x, y = x.new_zeros(room(images), *x.shape[1:]), y.new_zeros(room(images))
         self.images = Images(x, y, images.mean.clone(), images.std.clone(), images.own)
+        self.normed = images.mean  # whose numbers normalise now
         self.rows: dict[tuple[int, ...], Tensor] = {}
         self.active: dict[tuple[int, ...], Tensor] = {}
         self.losses: dict[tuple[int, ...], Tensor] = {}
@@ -128,8 +129,10 @@ class Machine:
         if images.own:
             self.images.x[: len(images.x)].copy_(images.x)
             self.images.y[: len(images.y)].copy_(images.y)
-        self.images.mean.copy_(images.mean)
-        self.images.std.copy_(images.std)
+        if self.stacked or images.mean is not self.normed:
+            self.images.mean.copy_(images.mean)
+            self.images.std.copy_(images.std)
+            self.normed = images.mean
         for sizes, rows in orders.items():
             if sizes not in self.rows:
                 self._allocate(sizes, rows)
@@ -435,14 +438,14 @@ class Graphs(Reference):
         # What networks draw themselves (dropout) starts from the first fit's seed, after all captures: a run that is
         # resumed captures again. Step by step through the clients: all of one client's replays in a row would leave
         # the other streams idle.
-        with seeded(now[0][1].fits[0].plan.seed, self.network.device):
+        with seeded(now[0][1].fits[0].plan.seed, self.network.device), torch.cuda.stream(main):
             for number in range(max(len(job.kinds) for _, job in now)):
                 for machine, job in now:
                     if number < len(job.kinds):
-                        with torch.cuda.stream(machine.stream):
-                            if number == 0:
-                                machine.load(job.fits, job.orders, job.masks)
-                            machine.graphs[job.kinds[number]].replay()
+                        torch.cuda.set_stream(machine.stream)  # a context of its own would cost as much as the replay
+                        if number == 0:
+                            machine.load(job.fits, job.orders, job.masks)
+                        machine.graphs[job.kinds[number]].replay()
         for machine, job in now:
             with torch.cuda.stream(machine.stream):
                 tensors, total = self._unload(machine, job)
