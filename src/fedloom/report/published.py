@@ -371,13 +371,51 @@ def write_page(page: Path, out: Path) -> None:
 
 
 def _keep(published: Published, scale: str, out: Path) -> dict[str, Any] | None:
-    """The kept result, made new from the runs' folder unless that holds less."""
+    """The kept result, joined with what the runs' folder holds."""
     kept, folder = _kept(published, scale), _folder(out, published, scale)
     if folder.is_dir():
         fresh = _measured(published, scale, folder)
-        if fresh["runs"]["rounds"] and (kept is None or _done(fresh) >= _done(kept)):
+        if fresh["runs"]["rounds"]:
+            content = (fresh if kept is None else joined(kept, fresh)) | {"asked": published.name}
             path = published.path.parent / "results" / f"{published.name}-{scale}.json"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(fresh | {"asked": published.name}, indent=1) + "\n")
+            path.write_text(json.dumps(content, indent=1) + "\n")
             kept = _kept(published, scale)
     return kept
+
+
+def joined(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """What two machines measured of one table: of every row and column what got further, at equality the fresh one."""
+    here, there = _reach(fresh), _reach(kept)
+    further = {place for place, reach in there.items() if reach > here.get(place, (0, 0))}
+    if not further:
+        return dict(fresh)
+    older = {_spot(cell): cell for cell in kept["cells"] if _place(cell) in further}
+    reached = [there[place] if place in further else here[place] for place in here]
+    runs = {
+        "done": min(fresh["runs"]["of"], sum(ended for ended, _ in reached)),  # a run may stand in several rows
+        "of": fresh["runs"]["of"],
+        "rounds": sum(rounds for _, rounds in reached),
+        "seconds": round(kept["runs"]["seconds"] + fresh["runs"]["seconds"], 1),
+    }
+    return {
+        **fresh, "runs": runs, "machines": sorted({*kept["machines"], *fresh["machines"]}),
+        "cells": [older.get(_spot(cell), cell) for cell in fresh["cells"]],
+    }  # fmt: skip
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[str, str]:
+    return cell["row"], cell["column"]
+
+
+def _spot(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return cell["table"], cell["row"], cell["column"], cell["measure"]
+
+
+def _reach(content: Mapping[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
+    """By row and column: runs that ended, and rounds of those that did not."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for cell in content["cells"]:
+        reach = cell["ended"], sum(each["round"] for each in cell["unfinished"])
+        found[_place(cell)] = max(found.get(_place(cell), (0, 0)), reach)
+    return found

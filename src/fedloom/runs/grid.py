@@ -194,10 +194,15 @@ class Grid:
             store = Store.open(place)
             begun = store.begun()
             if not _differs(cell, begun.model_copy(update={"engine": cell.study.engine})):
-                rows = store.rows("metrics")
-                so_far = {"rounds": len(rows), **summarise(rows, cell.study.evaluate.target)} if rows else {}
-                runs.append((cell, Result(store, store.read(SUMMARY) or so_far)))
+                runs.append((cell, Result(store, store.read(SUMMARY) or _so_far(store, cell.study.evaluate.target))))
         return runs
+
+
+def _so_far(store: Store, target: float | None) -> dict[str, Any]:
+    """A run that did not end, up to its last evaluation: an accuracy stands beside the round it was measured in."""
+    rows = store.rows("metrics")
+    last = max((place for place, row in enumerate(rows, 1) if "evaluation_seconds" in row), default=len(rows))
+    return {"rounds": last, **summarise(rows[:last], target)} if rows else {}
 
 
 def _jobs(pending: Sequence[Cell]) -> int:
