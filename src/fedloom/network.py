@@ -6,16 +6,13 @@ without weights whose attributes fit their shapes. So a sub-model of any size ru
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedloom.errors import InputError
@@ -28,15 +25,6 @@ __all__ = ["Network"]
 SKELETONS = 1024
 Spot = tuple[dict[str, Tensor | None], str, str]  # where a module keeps a tensor: dict, key, the tensor's name
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-
-@dataclass(frozen=True)
-class _Skeleton:
-    """A module without weights, where it keeps its tensors, and what layers' tensors are divided by (the scaler)."""
-
-    module: nn.Module
-    places: list[Spot]
-    shares: dict[str, float]
 
 
 class Network:
@@ -64,7 +52,7 @@ class Network:
         self.names = tuple(self.module.state_dict())
         _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
-        self._skeletons: dict[tuple[object, ...], _Skeleton] = {}
+        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[Spot]]] = {}
         self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
@@ -136,26 +124,22 @@ class Network:
         state = self.module.state_dict()
         return {name: self.dtype if each.is_floating_point() else each.dtype for name, each in state.items()}
 
-    def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False, mapped: bool = False) -> nn.Module:
-        """A module that computes with exactly these tensors, until the next call; `mapped`: under `torch.vmap`, which
-        knows no operation over a list of tensors."""
-        key = (training, scaler, mapped, *(tensor.shape for tensor in tensors.values()))
+    def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
+        """A module that computes with exactly these tensors, until the next call."""
+        key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
             # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
             while len(self._skeletons) >= SKELETONS and not self._temporary:
                 self._skeletons.pop(next(iter(self._skeletons)))
             module = skeleton(self._template(tensors), tensors).train(training)
-            counts = _count_together(module, mapped) if training else []
+            if scaler:
+                self._scale(module, tensors)
             places = [place for path, part in module.named_modules() for place in _places(path, part)]
-            self._skeletons[key] = _Skeleton(module, places + counts, self._shares(module, tensors) if scaler else {})
-        found = self._skeletons[key]
-        if found.shares:
-            parts, shares = [tensors[name] for name in found.shares], list(found.shares.values())
-            scaled = list(map(operator.truediv, parts, shares)) if mapped else _Divided.apply(shares, *parts)  # type: ignore[no-untyped-call]
-            tensors = tensors | dict(zip(found.shares, scaled, strict=True))
-        for slot, attribute, name in found.places:
+            self._skeletons[key] = module, places
+        module, places = self._skeletons[key]
+        for slot, attribute, name in places:
             slot[attribute] = tensors[name]
-        return found.module
+        return module
 
     def _template(self, tensors: Tensors) -> nn.Module:
         """The module that has just these tensors: the whole one, or what it says is left without the others."""
@@ -165,19 +149,15 @@ class Network:
         shallow: nn.Module = self.module.without(missing)  # type: ignore[operator]
         return shallow
 
-    def _shares(self, module: nn.Module, tensors: Tensors) -> dict[str, float]:
-        """The share of units that each layer kept, by its tensors, where that is not all (HeteroFL's scaler).
-
-        A layer's output is divided by it where its weight and bias are: far fewer numbers, all in one operation.
-        """
-        shares: dict[str, float] = {}
+    def _scale(self, module: nn.Module, tensors: Tensors) -> None:
+        """Let layers divide their outputs by the share of units they kept (HeteroFL's scaler)."""
         for path, layer in module.named_modules():
+            name = f"{path}.weight"
             if isinstance(layer, _ConvNd | nn.Linear):
-                own = [f"{path}.{name}" if path else name for name in ("weight", "bias")]
                 axis = 1 if getattr(layer, "transposed", False) else 0
-                share = tensors[own[0]].shape[axis] / self._shapes[own[0]][axis]
-                shares |= {name: share for name in own if share < 1 and name in tensors}
-        return shares
+                share = tensors[name].shape[axis] / self._shapes[name][axis]
+                if share < 1:
+                    layer.register_forward_hook(_divided(share))
 
     def macs(self, tensors: Tensors) -> int:
         """Multiply-accumulates of one sample's forward pass at this size."""
@@ -224,41 +204,8 @@ def _refuse_ties(module: nn.Module) -> None:
         names[id(tensor)] = name
 
 
-class _Divided(torch.autograd.Function):
-    """Tensors divided by numbers, and so their gradients, all at once: a small step on a GPU costs its launches."""
-
-    @staticmethod
-    def forward(ctx: Any, shares: list[float], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.shares = shares
-        return tuple(torch._foreach_div(tensors, shares))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, *torch._foreach_div(grads, ctx.shares)
-
-
-def _count_together(module: nn.Module, mapped: bool) -> list[Spot]:
-    """Let batch norms count their batches in one operation after the pass, not in one each; where the counts are kept.
-
-    Only a norm without momentum looks at its count, and counts itself.
-    """
-    counts: dict[str, Tensor | None] = {}
-    for path, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and layer.momentum is not None and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked = None
-            counts[f"{path}.num_batches_tracked" if path else "num_batches_tracked"] = None
-
-    def count(*_: object) -> None:
-        tensors = [tensor for tensor in counts.values() if tensor is not None]
-        if mapped:
-            for tensor in tensors:
-                tensor.add_(1)
-        else:
-            torch._foreach_add_(tensors, 1)
-
-    if counts:
-        module.register_forward_hook(count)
-    return [(counts, name, name) for name in counts]
+def _divided(share: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    return lambda layer, inputs, output: output / share
 
 
 def _places(path: str, module: nn.Module) -> list[Spot]:

@@ -82,7 +82,7 @@ class Machine:
         self.stream, self.graphs = lane.stream, dict[Kind, torch.cuda.CUDAGraph]()
         first = fits[0]
         self.variants = first.steps
-        self.model = Eager(network, training=True, mapped=self.stacked)
+        self.model = Eager(network, training=True)
         images = shared_images(fits) if self.stacked else first.plan.images
         x, y = images.x, images.y
         if images.own:

@@ -26,8 +26,8 @@ Advance = Callable[[int, Sequence[Batch]], Tensor]  # the number of the step, it
 class Eager:
     """The network as steps and readings use it, with PyTorch's ordinary autograd."""
 
-    def __init__(self, network: Network, *, training: bool, channels_last: bool = False, mapped: bool = False) -> None:
-        self.network, self.training, self.channels_last, self.mapped = network, training, channels_last, mapped
+    def __init__(self, network: Network, *, training: bool, channels_last: bool = False) -> None:
+        self.network, self.training, self.channels_last = network, training, channels_last
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
         """The logits."""
@@ -37,8 +37,7 @@ class Eager:
         self, tensors: Tensors, x: Tensor, points: Points = (), *, scaler: bool = False, still: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """The logits, and what passed the points, in their order."""
-        training = self.training and not still
-        module = self.network.bound(tensors, training=training, scaler=scaler, mapped=self.mapped)
+        module = self.network.bound(tensors, training=self.training and not still, scaler=scaler)
         half, kind = self.network.half, self.network.device.type
         if self.channels_last or half:
             x = x.contiguous(memory_format=torch.channels_last)

@@ -90,7 +90,7 @@ class Stack:
     """K clients' tensors, stacked, and one step over all of them."""
 
     def __init__(self, network: Network, fits: Sequence[Fit], model: Eager | None = None) -> None:
-        self.network, self.model = network, model or Eager(network, training=True, mapped=True)
+        self.network, self.model = network, model or Eager(network, training=True)
         step = fits[0].step
         if not isinstance(step, Descent):
             raise TypeError("only a descent can be stacked")
