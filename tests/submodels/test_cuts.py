@@ -126,14 +126,14 @@ def test_counts_of_a_merge_are_the_sizes_of_the_sub_models(name, cut):
         plain.add(Report(small, where=where))
         by_class.add(Report(small, where=where, classes=classes[number]))
         shapes.append({key: tensor.shape for key, tensor in small.items()})
-    counted = {key: plain.counts()[key].expand(tensor.shape) for key, tensor in tensors.items()}
+    counted = {key: plain.count(key).expand(tensor.shape) for key, tensor in tensors.items()}
     assert sum(int(count.sum()) for count in counted.values()) == sizes
     for key in net.units.output:
         rows = [
             sum(shape[key][1:].numel() for shape, held in zip(shapes, classes, strict=True) if row in held)
             for row in range(CLASSES)
         ]
-        assert by_class.counts()[key].expand(tensors[key].shape).reshape(CLASSES, -1).sum(1).tolist() == rows
+        assert by_class.count(key).reshape(CLASSES, -1).sum(1).tolist() == rows
     merged, split = plain.result(), by_class.result()
     for key, old in tensors.items():
         touched = counted[key] > 0

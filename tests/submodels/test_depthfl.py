@@ -79,7 +79,7 @@ def test_clients_get_depths_in_blocks_and_stages_are_counted():
         assert task.tensors["model"].keys() == outcome.report.tensors.keys() == names
         joined.add(outcome.report)
     for name in joined.total:
-        assert int(joined.counts()[name]) == sum(depth > stage_of(name) for depth in depths), name
+        assert int(joined.count(name)) == sum(depth > stage_of(name) for depth in depths), name
     weight = {o.client: o.report.weight for o in made.engine.outcomes}
     name = "stages.2.0.weight"
     holders = [o for o in made.engine.outcomes if depths[o.client] > 2]

@@ -14,7 +14,6 @@ from fedloom.errors import InputError
 from fedloom.fleet.blocks import Joined, Sums
 from fedloom.registry import name_of, register
 from fedloom.types import Report, Server, Tensors
-from fedloom.units import Ballot
 
 __all__ = ["Mean", "Merge", "check_merge"]
 
@@ -86,7 +85,6 @@ class Totals:
         self.total: Tensors = {}
         self.whole: dict[str, float] = {}  # the weight of those who voted on all of a tensor
         self.parts: Tensors = {}  # the weight of the others, element by element
-        self.ballots: dict[tuple[str, ...], list[Ballot]] = {}  # of those who gave all of their units: counted at once
 
     def add(self, report: Report) -> None:
         """Add a report's tensors with its weight."""
@@ -102,26 +100,19 @@ class Totals:
             for name in values:
                 self.whole[name] += weight
             return
-        units, where = self.server.network.units, report.where or {}
-        if not masks:
-            units.put(self.total, None, values, where, weight, rows=report.classes)
-            self.ballots.setdefault(tuple(values), []).append(Ballot(where, report.classes, weight))
-            return
-        for name in values:
-            self.parts[name] = self.parts.get(name, 0.0) + torch.zeros_like(self.total[name])
-        units.put(self.total, self.parts, values, where, weight, masks=masks, rows=report.classes)
+        for name in values.keys() - self.parts.keys():
+            self.parts[name] = torch.zeros_like(self.total[name])
+        units = self.server.network.units
+        units.put(self.total, self.parts, values, report.where or {}, weight, masks=masks, rows=report.classes)
 
-    def counted(self) -> Tensors:
-        """The weight of those who voted on a part of a tensor."""
-        parts = dict(self.parts)
-        for names, ballots in self.ballots.items():
-            votes = self.server.network.units.votes(names, ballots, self.total[names[0]].device)
-            parts |= {name: parts.get(name, 0.0) + count for name, count in votes.items()}
-        return parts
+    def count(self, name: str) -> Tensor:
+        """The weight behind a tensor's total: one number, or one an element."""
+        whole = torch.tensor(self.whole[name], dtype=torch.float64, device=self.total[name].device)
+        return whole + self.parts[name] if name in self.parts else whole
 
     def sums(self) -> Sums:
         """The totals and the weights behind them."""
-        return {"total": self.total, "whole": self.whole, "parts": self.counted()}
+        return {"total": self.total, "whole": self.whole, "parts": self.parts}
 
     def combine(self, sums: Sums) -> None:
         """Add such totals."""
@@ -129,23 +120,17 @@ class Totals:
             self.total[name] = self.total[name].add_(total) if name in self.total else total.clone()
             self.whole[name] = self.whole.get(name, 0.0) + sums["whole"][name]
         for name, part in sums["parts"].items():
-            self.parts[name] = self.parts.get(name, 0.0) + part
-
-    def counts(self) -> Tensors:
-        """The weight behind each total: one number, or one an element."""
-        device = self.server.network.device
-        whole = {name: torch.tensor(each, dtype=torch.float64, device=device) for name, each in self.whole.items()}
-        return whole | {name: whole[name] + part for name, part in self.counted().items()}
+            self.parts[name] = self.parts[name].add_(part) if name in self.parts else part.clone()
 
     def result(self) -> Tensors:
         """The mean where somebody voted, the old value elsewhere."""
-        counts = self.counts()
-        return {name: self._mean(name, old, counts) for name, old in self.server.tensors.items()}
+        return {name: self._mean(name, old) for name, old in self.server.tensors.items()}
 
-    def _mean(self, name: str, old: Tensor, counts: Tensors) -> Tensor:
+    def _mean(self, name: str, old: Tensor) -> Tensor:
         if name not in self.total:
             return old
-        mean = self.total[name] / counts[name]
+        count = self.count(name)
+        mean = self.total[name] / count
         if not old.is_floating_point():
             mean = mean.round()
-        return torch.where(counts[name] > 0, mean.to(old.dtype), old)
+        return torch.where(count > 0, mean.to(old.dtype), old)

@@ -203,4 +203,4 @@ def said(server: Server, report: Report, name: str) -> tuple[Tensor, Tensor]:
         old = server.tensors[name]
         return torch.zeros_like(old, dtype=torch.float64), torch.zeros_like(old, dtype=torch.bool)
     total = alone.total[name]
-    return total, (alone.counts()[name] > 0).expand(total.shape)
+    return total, (alone.count(name) > 0).expand(total.shape)

@@ -84,9 +84,8 @@ class Stepped(Totals):
     def result(self) -> Tensors:
         """The server's next tensors; moments go to its memory."""
         mean, moments = super().result(), dict(self.server.memory.get("merge", {}))
-        counts = self.counts()
         for name in self.total.keys() - self.server.network.buffers:
-            old, voted = self.server.tensors[name], counts[name] > 0
+            old, voted = self.server.tensors[name], self.count(name) > 0
             change = mean[name].double() - old.double()
             before: Tensors = moments.get(name) or self.rule.rest(change)
             move, after = self.rule.move(change, before)

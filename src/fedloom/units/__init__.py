@@ -5,11 +5,10 @@ from fedloom.units.macs import macs
 from fedloom.units.memory import saved_bytes
 from fedloom.units.probe import activations, gradients
 from fedloom.units.skeleton import skeleton
-from fedloom.units.table import Ballot, Units, Where
+from fedloom.units.table import Units, Where
 from fedloom.units.taps import linears, tapped
 
 __all__ = [
-    "Ballot",
     "Units",
     "Where",
     "activations",

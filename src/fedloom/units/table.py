@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.errors import InputError, choose
 
-__all__ = ["Axis", "Ballot", "Group", "Point", "Span", "Units", "Where"]
+__all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
 
 Where = Mapping[str, Tensor]
 """Group name -> sorted numbers of the kept units; a group that is absent is whole."""
@@ -66,15 +66,6 @@ class Point:
     axis: Axis
     unit: Tensor
     extent: Tensor  # how many positions the unit of this position has on the axis
-
-
-@dataclass(frozen=True, eq=False)
-class Ballot:
-    """Who votes on what with which weight: the units of a smaller model, and output rows (None: all)."""
-
-    where: Where
-    rows: Tensor | None
-    weight: float
 
 
 class Units:
@@ -176,7 +167,7 @@ class Units:
     def put(
         self,
         total: MutableMapping[str, Tensor],
-        count: MutableMapping[str, Tensor] | None,
+        count: MutableMapping[str, Tensor],
         tensors: Mapping[str, Tensor],
         where: Where,
         weight: float,
@@ -186,13 +177,10 @@ class Units:
     ) -> None:
         """Add a smaller model times `weight` into the full-size `total`, and `weight` into `count`, in place.
 
-        count: None where `votes` counts later.
         masks: per tensor (of the smaller shape) the elements that vote; tensors without a mask vote everywhere.
         rows: the classes that vote in the output layers; None: all.
         """
         plans = self._plans_of(total, where)
-        views: list[Tensor] = []
-        parts: list[Tensor] = []
         for name, part in tensors.items():
             index = plans[total[name].device].get(name, ())
             _check(name, part, total[name], index)
@@ -202,55 +190,13 @@ class Units:
                 part = part.index_select(0, picked)
                 mask = None if mask is None else mask.index_select(0, picked)
                 index = ((0, rows.to(total[name].device)), *index)
-            part = part.detach()
-            if count is not None:
-                ones = total[name].new_ones(()).expand(part.shape)
-                _add(count[name], ones if mask is None else mask.to(ones), index, weight)
+            part, votes = part.detach(), total[name].new_ones(()).expand(part.shape)
             if mask is not None:
                 # Chosen, not multiplied: an element without a vote may hold anything, even NaN.
+                votes = mask.to(votes)
                 part = torch.where(mask.to(part.device), part, 0.0)
-            view, scattered = _narrow(total[name], index)
-            if scattered:
-                _add(total[name], part, index, weight)
-            else:
-                views, parts = [*views, view], [*parts, part.to(view.device)]
-        if views:
-            torch._foreach_add_(views, parts, alpha=weight)
-
-    def votes(self, names: Sequence[str], ballots: Sequence[Ballot], device: torch.device) -> dict[str, Tensor]:
-        """The weight behind every element of these tensors, from those who gave all elements of their units.
-
-        A tensor's axes that nobody cut have length 1: an element's weight is that of all elements along them.
-        """
-        weight = torch.tensor([ballot.weight for ballot in ballots], dtype=torch.float64, device=device)
-        keep = torch.stack([self.keep(ballot.where) for ballot in ballots]).to(device, torch.float64)
-        rows = self._rows(ballots)
-        found: dict[str, Tensor] = {}
-        for name in names:
-            sides = {
-                axis.dim: keep[:, unit]
-                for axis, unit in zip(self.axes.get(name, ()), self.units_of(name, device), strict=True)
-            }
-            if rows is not None and name in self.output:
-                sides[0] = rows.to(device)
-            shape = [1] * len(self._shapes[name])
-            for dim, side in sides.items():
-                shape[dim] = side.shape[1]
-            axes = "ijklm"[: len(sides)]
-            terms = ",".join(["b", *(f"b{axis}" for axis in axes)])
-            found[name] = torch.einsum(f"{terms}->{axes}", weight, *(sides[d] for d in sorted(sides))).reshape(shape)
-        return found
-
-    def _rows(self, ballots: Sequence[Ballot]) -> Tensor | None:
-        """Which output rows each votes on; None where all do."""
-        if not self.output or all(ballot.rows is None for ballot in ballots):
-            return None
-        classes = next(self._shapes[name][0] for name in self.output)
-        rows = torch.ones(len(ballots), classes, dtype=torch.float64)
-        for row, ballot in zip(rows, ballots, strict=True):
-            if ballot.rows is not None:
-                row.zero_()[ballot.rows.cpu()] = 1.0
-        return rows
+            _add(total[name], part, index, weight)
+            _add(count[name], votes, index, weight)
 
     def place(self, tensors: Mapping[str, Tensor], where: Where, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Full-size copies of `like` in which the smaller model's elements replace the old ones."""
