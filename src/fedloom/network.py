@@ -53,6 +53,7 @@ class Network:
         _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
         self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[Spot]]] = {}
+        self._held: list[Spot] = []  # where the last call's tensors are
         self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars: dict[float, Tensor] = {}
@@ -137,6 +138,10 @@ class Network:
             places = [place for path, part in module.named_modules() for place in _places(path, part)]
             self._skeletons[key] = module, places
         module, places = self._skeletons[key]
+        if places is not self._held:  # a skeleton that waits must not keep a model alive: sizes that evolve are many
+            for slot, attribute, _ in self._held:
+                slot[attribute] = None
+            self._held = places
         for slot, attribute, name in places:
             slot[attribute] = tensors[name]
         return module

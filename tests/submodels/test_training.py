@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +28,18 @@ MODELS = {"mlp": {"name": "mlp", "hidden": [8, 6]}, "own": {"name": OWN}, "dense
 
 def model_of(name):
     return {"model": {"hidden": None} | MODELS[name]} | FLOAT32
+
+
+def test_a_size_that_was_used_keeps_no_model_alive():
+    net, x = network("cnn"), images()
+    models = [net.units.take(tensors_of("cnn"), chosen("cnn", "prefix", capacity, 0)) for capacity in (0.3, 0.6)]
+    small = {name: tensor.clone() for name, tensor in models[0].items()}
+    seen = [weakref.ref(tensor) for tensor in small.values()]
+    first = net.bound(small, training=False)(x)
+    net.bound(models[1], training=False)(x)
+    del small
+    assert not any(each() is not None for each in seen)
+    assert torch.equal(net.bound(models[0], training=False)(x), first)
 
 
 @pytest.mark.parametrize("name", ["pair", "mlp", "cnn"])

@@ -200,7 +200,7 @@ class Gauge:
     def __init__(self, network: Network, first: Measure, lane: Lane) -> None:
         images, self.lane = first.samples.images, lane
         self.what, self.model = first.what, Eager(network, training=first.what.training)
-        self.tensors = {name: tensor.detach().clone() for name, tensor in first.tensors.items()}
+        self.tensors: Tensors = {}  # made with the first capture: most kinds are seen once
         self.images = replace(images, mean=images.mean.clone(), std=images.std.clone())
         self.given: Tensors = {}  # the model that the static tensors hold now
         self.sums: Tensors = {}
@@ -240,6 +240,8 @@ class Gauge:
         return found
 
     def _load(self, tensors: Tensors) -> None:
+        if not self.tensors:
+            self.tensors = {name: torch.empty_like(tensor.detach()) for name, tensor in tensors.items()}
         names = list(self.tensors)
         _copy([self.tensors[name] for name in names], [tensors[name].detach() for name in names])
         # Buffers are written in training mode, so such a model is copied again for the next measure.

@@ -100,7 +100,7 @@ class FedNAS(FedAvg):
         float, Ge(0), "weight of the training loss for the architecture, lambda; 0: validation alone"
     ] = 1.0
     validates: ClassVar[bool] = True
-    trainers: ClassVar[tuple[str, ...]] = ("reference", "taped")  # two optimisers over two batches: not tried otherwise
+    trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "graphs")  # two batches a step cannot be stacked
 
     def check(self) -> None:
         """Everybody trains all operations."""
