@@ -156,7 +156,7 @@ def _measured(published: Published, scale: str, folder: Path) -> dict[str, Any]:
     """The whole table with everything that its folder holds."""
     paper, grid = published.paper, grid_of(published, scale)
     found = grid.found(folder)
-    ended = [(cell, result) for cell, result in found if result.summary.get("rounds") == cell.study.run.rounds]
+    ran = {cell.label: _progress(cell, result) for cell, result in found}
     cells = []
     for table in paper.shown:
         labels = {label: row for label, row in table.labels(paper.rows).items() if row in grid.rows}
@@ -172,14 +172,21 @@ def _measured(published: Published, scale: str, folder: Path) -> dict[str, Any]:
         "note": paper.note, "floor": paper.floor, "differs": paper.scales[scale].differs,
         "changed": _changed(published, scale),
         "seeds": len(grid.seeds),
-        "runs": {
-            "done": len(ended), "of": len(grid.cells()),
-            "rounds": sum(result.summary.get("rounds", 0) for _, result in found),
-            "seconds": round(sum(result.summary.get("seconds", 0) for _, result in found), 1),
-        },
+        "runs": _totals(ran, len(grid.cells())),
+        "ran": ran,
         "machines": sorted({_machine(result) for _, result in found}),
         "cells": cells,
     }  # fmt: skip
+
+
+def _progress(cell: Cell, result: Result) -> dict[str, Any]:
+    rounds, seconds = (result.summary.get(name, 0) for name in ("rounds", "seconds"))
+    return {"rounds": rounds, "seconds": round(seconds, 1), "done": int(rounds == cell.study.run.rounds)}
+
+
+def _totals(ran: Mapping[str, Mapping[str, Any]], of: int) -> dict[str, Any]:
+    rounds, seconds, done = (sum(run[name] for run in ran.values()) for name in ("rounds", "seconds", "done"))
+    return {"done": min(of, done), "of": of, "rounds": rounds, "seconds": round(seconds, 1)}
 
 
 def _machine(result: Result) -> str:
@@ -193,13 +200,16 @@ def _numbers(found: Found, row: str, column: str, measure: str) -> dict[str, Any
     """A measure of the runs of a cell: by seed for those that ended, with the round for those that did not."""
     factor, values, unfinished = _kind(measure)[1], dict[int, float](), []
     for cell, result in found:
-        if (cell.row, cell.column) != (row, column) or (value := number_of(result, measure)) is None:
+        if (cell.row, cell.column) != (row, column) or not result.summary:
             continue
-        if result.summary["rounds"] == cell.study.run.rounds:
-            values[cell.seed] = factor * value
-        else:
-            reached = {"seed": cell.seed, "round": result.summary["rounds"], "of": cell.study.run.rounds}
-            unfinished.append(reached | {"value": factor * value})
+        value = number_of(result, measure)
+        scaled = None if value is None else factor * value
+        if result.summary["rounds"] < cell.study.run.rounds:
+            unfinished.append(
+                {"seed": cell.seed, "round": result.summary["rounds"], "of": cell.study.run.rounds, "value": scaled}
+            )
+        elif scaled is not None:
+            values[cell.seed] = scaled
     ended = sum((cell.row, cell.column) == (row, column) and result.summary.get("rounds") == cell.study.run.rounds
                 for cell, result in found)  # fmt: skip
     return {"measured": list(values.values()) or None, "seeds": list(values), "ended": ended, "unfinished": unfinished}
@@ -286,7 +296,8 @@ def _text(cell: Mapping[str, Any], seeds: int) -> str:
     elif unfinished:
         reached: dict[int, list[str]] = {}
         for each in unfinished:
-            reached.setdefault(each["round"], []).append(f"{each['value']:.2f}")
+            known = "nothing yet" if each["value"] is None else f"{each['value']:.2f}"
+            reached.setdefault(each["round"], []).append(known)
         text = "; ".join(f"{', '.join(values)} at round {at}" for at, values in reached.items())
         text += f" of {unfinished[0]['of']}"
     else:
@@ -385,37 +396,35 @@ def _keep(published: Published, scale: str, out: Path) -> dict[str, Any] | None:
 
 
 def joined(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """What two machines measured of one table: of every row and column what got further, at equality the fresh one."""
-    here, there = _reach(fresh), _reach(kept)
-    further = {place for place, reach in there.items() if reach > here.get(place, (0, 0))}
-    if not further:
-        return dict(fresh)
-    older = {_spot(cell): cell for cell in kept["cells"] if _place(cell) in further}
-    reached = [there[place] if place in further else here[place] for place in here]
-    runs = {
-        "done": min(fresh["runs"]["of"], sum(ended for ended, _ in reached)),  # a run may stand in several rows
-        "of": fresh["runs"]["of"],
-        "rounds": sum(rounds for _, rounds in reached),
-        "seconds": round(kept["runs"]["seconds"] + fresh["runs"]["seconds"], 1),
+    """What two machines measured of one table: of every run the one that got further, at equality the fresh one."""
+    # Results of before say nothing of single runs: together they count as one.
+    before: Mapping[str, Mapping[str, Any]] = kept.get("ran", {"before": kept["runs"]})
+    ran = {
+        label: max((each[label] for each in (fresh["ran"], before) if label in each), key=lambda run: run["rounds"])
+        for label in {**before, **fresh["ran"]}
     }
-    return {
-        **fresh, "runs": runs, "machines": sorted({*kept["machines"], *fresh["machines"]}),
-        "cells": [older.get(_spot(cell), cell) for cell in fresh["cells"]],
-    }  # fmt: skip
-
-
-def _place(cell: Mapping[str, Any]) -> tuple[str, str]:
-    return cell["row"], cell["column"]
+    older = {_spot(cell): cell for cell in kept["cells"]}
+    cells = [_further(older[_spot(cell)], cell) if _spot(cell) in older else cell for cell in fresh["cells"]]
+    machines = sorted({*kept["machines"], *fresh["machines"]}) if cells != fresh["cells"] else fresh["machines"]
+    runs = _totals(ran, fresh["runs"]["of"])
+    return {**fresh, "runs": runs, "ran": ran, "machines": machines, "cells": cells}
 
 
 def _spot(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return cell["table"], cell["row"], cell["column"], cell["measure"]
 
 
-def _reach(content: Mapping[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
-    """By row and column: runs that ended, and rounds of those that did not."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for cell in content["cells"]:
-        reach = cell["ended"], sum(each["round"] for each in cell["unfinished"])
-        found[_place(cell)] = max(found.get(_place(cell), (0, 0)), reach)
-    return found
+def _further(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """One number of a table: of every seed the run that got further."""
+    values, reached = dict[int, float](), dict[int, dict[str, Any]]()
+    for cell in (kept, fresh):
+        values |= dict(zip(cell["seeds"], cell["measured"] or [], strict=True))
+        for each in cell["unfinished"]:
+            reached[each["seed"]] = max(each, reached.get(each["seed"], each), key=lambda run: run["round"])
+    unfinished = [run for seed, run in sorted(reached.items()) if seed not in values]
+    ended = max(kept["ended"], fresh["ended"], len(values))
+    seeds = sorted(values)
+    return {
+        **fresh, "measured": [values[seed] for seed in seeds] or None, "seeds": seeds, "ended": ended,
+        "unfinished": unfinished,
+    }  # fmt: skip
