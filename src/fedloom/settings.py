@@ -14,7 +14,7 @@ from pydantic.errors import PydanticUserError
 
 from fedloom.errors import InputError, choose, oxford
 
-__all__ = ["allowed", "checked", "value_of"]
+__all__ = ["allowed", "checked", "must_take", "value_of"]
 
 
 def parameters(what: str, make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -32,6 +32,13 @@ def allowed(what: str, make: Callable[..., Any], reserved: Iterable[str] = ()) -
         if key not in reserved and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             named.append(key)
     return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+
+
+def must_take(what: str, make: Callable[..., Any], names: Iterable[str]) -> None:
+    """Refuse what does not take that which the program gives it: an import path may lead anywhere."""
+    taken, anything = allowed(what, make)
+    if not anything and set(names) - set(taken):
+        raise InputError(f"{what} must take {oxford(names, 'and')}; it takes {oxford(taken, 'and') or 'nothing'}")
 
 
 def checked(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedloom.encoding import Sparse, Ternary
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, InputError
 
 __all__ = ["WireError", "known", "load", "pack", "save", "size", "unpack"]
 
@@ -183,4 +183,4 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a file, not a dict)
             return _restore(json.loads(file.metadata()["tree"]), tensors)
     except (safetensors.SafetensorError, OSError, *BROKEN) as error:
-        raise WireError(f"{path} cannot be read: {error}") from error
+        raise InputError(f"{path} cannot be read: {error}") from error

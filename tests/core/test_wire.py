@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 from fedloom import wire
 from fedloom.encoding import Sparse, Ternary
+from fedloom.errors import InputError
 from fedloom.types import Failure, Named, Report, Task, Train
 from fedloom.wire import WireError
 
@@ -249,15 +250,15 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert torch.equal(wire.load(path)["a"], torch.ones(3))
 
 
-def test_damaged_files_are_wire_errors(tmp_path):
+def test_damaged_files_are_told_by_name(tmp_path):
     path = tmp_path / "a.safetensors"
     wire.save({"a": torch.ones(3), "b": Failure(1, 2, 3, "raised", "x")}, path)
     whole = path.read_bytes()
     for end in range(0, len(whole), 7):
         path.write_bytes(whole[:end])
-        with pytest.raises(WireError, match=r"a\.safetensors cannot be read"):
+        with pytest.raises(InputError, match=r"a\.safetensors cannot be read"):
             wire.load(path)
-    with pytest.raises(WireError):
+    with pytest.raises(InputError):
         wire.load(tmp_path / "missing.safetensors")
 
 
@@ -265,7 +266,7 @@ def test_damaged_files_are_wire_errors(tmp_path):
     "metadata",
     [None, {"tree": "3 4"}, {"tree": '{"~tensor": "x"}'}, {"tree": '{"~tuple": 3}'}, {"tree": '{"~Nothing": []}'}],
 )
-def test_a_safetensors_file_that_is_no_tree_is_a_wire_error(tmp_path, metadata):
+def test_a_safetensors_file_that_is_no_tree_is_refused(tmp_path, metadata):
     safetensors.torch.save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors", metadata=metadata)
-    with pytest.raises(WireError):
+    with pytest.raises(InputError):
         wire.load(tmp_path / "a.safetensors")

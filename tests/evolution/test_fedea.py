@@ -207,3 +207,15 @@ def test_without_pymoo_a_sentence_names_the_extra(monkeypatch):
     monkeypatch.setattr(front, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'fedloom\[search\]'"):
         resolve(sections_of("fedea"))
+
+
+def test_all_individuals_of_a_round_are_judged_by_one_cohort(tmp_path):
+    """A selection that remembers is asked once a round."""
+    method = {"population": 3, "rounds_each": 1}
+    select = {"name": "oort", "fraction": 0.5}
+    result = run("fedea", tmp_path, **LENET, method=method, select=select, run={"rounds": 2}, fleet={"clients": 6})
+    for number in range(2):
+        asked = [each for each in result.rows("clients") if each["round"] == number]
+        for job in ("work", "validate"):
+            clients = [each["client"] for each in asked if each["job"] == job]
+            assert clients == 3 * clients[:3]

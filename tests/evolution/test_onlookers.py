@@ -40,6 +40,12 @@ def test_other_seeds_draw_others_and_none_is_the_default(tmp_path):
     assert "onlooker_accuracy" not in run("fedavg", tmp_path, run={"rounds": 1}).summary
 
 
+def test_without_a_global_model_there_is_nothing_to_test(tmp_path):
+    result = run("fedbn", tmp_path, **FLEET, model={"name": "lenet5_bn", "hidden": None})
+    assert result.summary["onlooker_accuracy"] is None
+    assert result.summary["local_accuracy"] is not None
+
+
 def test_their_data_are_not_in_the_statistics_of_the_model(tmp_path):
     normed = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}}
     ledger = run("heterofl", tmp_path, **FLEET, **normed).rows("clients")

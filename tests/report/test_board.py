@@ -119,3 +119,11 @@ def test_it_shows_who_takes_part_in_a_deployment(some):
     for word in ("kitchen", "connected", "2.5 MB", "work of round 3", "never", "&lt;b&gt;attic"):
         assert word in text
     assert text.count("kitchen") == 1, "the others are simulations"
+
+
+def test_a_damaged_run_is_told_beside_the_others(some):
+    bad = sorted(some.iterdir())[0]
+    (bad / "metrics.jsonl").write_text("no JSON\n")
+    text = Board([some]).live()
+    assert f"Left out: {bad / 'metrics.jsonl'} is damaged" in text
+    assert text.count('<div class="run"') == 3

@@ -13,6 +13,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from fedloom.errors import InputError
 from fedloom.report.gather import groups_of, read_runs
 from fedloom.report.html import render, write_report
 from fedloom.report.svg import Point, Series, heat, lines, nice, scatter
@@ -188,3 +189,14 @@ def test_it_prints(page, report):
     assert view.locator("button.tool:visible").count() == 0
     assert view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert len(view.pdf()) > 10_000
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", ".study.json", "summary.json"])
+def test_a_damaged_run_among_others_is_told_and_left_out(runs, tmp_path, caplog, file):
+    shutil.copytree(runs, tmp_path / "runs")
+    bad = sorted((tmp_path / "runs").iterdir())[0]
+    (bad / file).write_text("no JSON\n")
+    assert len(read_runs([tmp_path / "runs"])) == 3
+    assert f"left out: {bad / file} is damaged" in caplog.text
+    with pytest.raises(InputError, match="nothing to report"):
+        read_runs([bad])

@@ -144,6 +144,17 @@ def test_a_run_waits_skips_the_absent_and_loses_those_who_leave(tmp_path):
     assert {entry["client"] for entry in work(result) if entry["round"] == 1} == {0}
 
 
+def test_a_server_waits_for_those_who_never_report_until_its_deadline(tmp_path):
+    fleet = {"name": "mixed", "clients": 12, "dropout": 0.3}
+    plan = {"run": {"rounds": 12}, "engine": {"quorum": 0.0}, **QUICK}
+    for deadline, waits in ((None, False), (1e6, True)):
+        result = run(IDLE, tmp_path, fleet=fleet | {"deadline": deadline}, **plan)
+        silent = {entry["round"] for entry in work(result) if entry["reason"] == "never reported"}
+        assert 0 < len(silent) < 12
+        for row in result.rows("metrics"):
+            assert (row["virtual_seconds"] == deadline) == (waits and row["round"] - 1 in silent)
+
+
 def test_a_trace_survives_an_interruption(tmp_path):
     def stop(row):
         if row["round"] == 3:

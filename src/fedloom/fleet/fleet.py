@@ -104,7 +104,6 @@ class Fleet:
         self.ledger: list[dict[str, Any]] = []
         self.failed: list[Failure] = []
         self._news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
-        self._slow: set[int] = set()  # asked in vain until the deadline
         nobody = np.zeros(self.size, bool)
         out = self.columns.get("excluded", nobody) | self.columns.get("absent", nobody)
         # Virtual seconds spent: at first, waiting for somebody who may train.
@@ -212,6 +211,7 @@ class Fleet:
         for task in tasks:
             if chance is not None and 0 < chance[task.client] > self.generator("dropout", task.client).random():
                 self._fail(Outcome(task.client, task.round, task.stage, task.job), "dropped", "never reported")
+                self._silent = True
             else:
                 yield task
 
@@ -221,6 +221,7 @@ class Fleet:
 
     def _stream(self, outcomes: Iterable[Outcome], needed: float, like: Tensors | None = None) -> Iterator[Report]:
         answered, slowest, before = 0, 0.0, len(self.failed)
+        self._silent = False  # whether somebody never reports: the server cannot know, and waits for the deadline
         # A task does not start from what others of the same call brought: engines pull them ahead by more or less.
         news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
         try:
@@ -253,7 +254,7 @@ class Fleet:
                 yield report
         finally:
             self._news |= news
-        self.elapsed += slowest
+        self.elapsed += self.deadline if self._silent and self.deadline is not None else slowest
         self.require(answered, answered + len(self.failed) - before, needed)
 
     def require(self, answered: int, asked: int, needed: float) -> None:

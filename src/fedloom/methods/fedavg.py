@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
@@ -22,6 +23,8 @@ from fedloom.types import Fit, Plan, Report, Server, Step, Task, Work
 @dataclass(frozen=True)
 class FedAvg(Method):
     """Clients train the global model on their data; the server averages what they learned."""
+
+    by_capacity: ClassVar[bool] = True  # whether a client of capacity 1 trains the whole model
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Algorithm 1, server: choose, send, join."""

@@ -100,13 +100,14 @@ class FedEA(FedAvg):
     def round(self, server: Server, fleet: Fleet) -> Server:
         """One round of every individual; at the end of a generation, judge and breed."""
         network, memory = server.network, server.memory
+        cohort = list(self.select(fleet, server))  # all individuals are judged by the same clients
         tried: list[Individual] = memory.get("offspring") or self._fresh(
             fleet.generator("population").random((self.population, len(network.units.sizes) + 1)), server, fleet
         )
-        memory["offspring"] = tried = self._train(server, fleet, tried)
+        memory["offspring"] = tried = self._train(server, fleet, tried, cohort)
         memory.setdefault("judged", [])
         if (server.round + 1) % self.rounds_each == 0:
-            everyone = [*memory["judged"], *self._judged(server, fleet, tried)]
+            everyone = [*memory["judged"], *self._judged(server, fleet, tried, cohort)]
             kept = survivors(_goals(everyone), min(self.population, len(everyone)))
             memory["judged"] = [everyone[number] for number in kept]
             memory["offspring"] = self._fresh(self._genes(memory["judged"], fleet), server, fleet)
@@ -125,16 +126,20 @@ class FedEA(FedAvg):
         units = server.network.units
         return [{**each, "tensors": units.take(first, self.where_of(server.network, each))} for each in made]
 
-    def _tasks(self, server: Server, fleet: Fleet, number: int, individual: Individual) -> Iterator[Task]:
+    def _tasks(
+        self, server: Server, fleet: Fleet, cohort: Sequence[int], number: int, individual: Individual
+    ) -> Iterator[Task]:
         """One individual for every client of the cohort."""
         where, parts = self.where_of(server.network, individual), {"model": individual["tensors"]}
-        for client in self.select(fleet, server):
+        for client in cohort:
             task = fleet.task(client, parts, numbers={"individual": number})
             train = replace(task.train, lr=task.train.lr * self.rate(individual))
             # Already cut: the units are told, so that the report can say where it belongs.
             yield replace(task, base=None, tensors=task.base or {}, where=where, train=train)
 
-    def _train(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
+    def _train(
+        self, server: Server, fleet: Fleet, tried: Sequence[Individual], cohort: Sequence[int]
+    ) -> list[Individual]:
         """One after another, as a client would have to: its time adds up, and its last report is of the last one.
 
         An individual without a quorum of usable reports, as at a rate too high, is out; where all are, so is the run.
@@ -147,7 +152,7 @@ class FedEA(FedAvg):
             where, failed, answered = self.where_of(server.network, individual), len(fleet.failed), 0
             full = units.place(individual["tensors"], where, server.tensors)
             joined = self.merge.begin(replace(server, tensors=full))
-            for report in fleet.run(self._tasks(server, fleet, number, individual), quorum=0.0):
+            for report in fleet.run(self._tasks(server, fleet, cohort, number, individual), quorum=0.0):
                 joined.add(report)
                 answered += 1
             asked = answered + len(fleet.failed) - failed
@@ -159,12 +164,14 @@ class FedEA(FedAvg):
                     fleet.require(answered, asked, fleet.quorum)
         return trained
 
-    def _judged(self, server: Server, fleet: Fleet, tried: Sequence[Individual]) -> list[Individual]:
+    def _judged(
+        self, server: Server, fleet: Fleet, tried: Sequence[Individual], cohort: Sequence[int]
+    ) -> list[Individual]:
         """With both goals; an individual that is out, or that nobody could judge, is as bad as can be."""
         units, judged = server.network.units, []
         for number, individual in enumerate(tried):
             right = samples = 0.0
-            tasks = () if "out" in individual else self._tasks(server, fleet, number, individual)
+            tasks = () if "out" in individual else self._tasks(server, fleet, cohort, number, individual)
             for answer in fleet.ask("validate", tasks):
                 right += answer.numbers["right"]
                 samples += answer.numbers["samples"]

@@ -60,6 +60,7 @@ class FedES(FedAvg):
     redraw: Annotated[bool, "draw a client's validation images anew each round"] = True
     cut: Cut = Scored(score="scale")
     validates: ClassVar[bool] = True
+    by_capacity: ClassVar[bool] = False  # by its chromosome
 
     def check(self) -> None:
         """Genes need a cut to say which units are kept, and an order of their bounds."""

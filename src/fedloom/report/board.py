@@ -54,12 +54,15 @@ class Board:
 
     def live(self) -> str:
         """The part of the page that changes."""
-        runs = self.runs()
+        everyone = self.runs()
+        damaged = {run: run.damage for run in everyone}
+        runs = [run for run, why in damaged.items() if not why]
         groups = groups_of(runs) if runs else []
         cards = [_card(run, group.label, number) for number, group in enumerate(groups) for run in group.runs]
         cards.sort(key=lambda card: STATES.index(card["state"]))
         counts = {state: sum(card["state"] == state for card in cards) for state in STATES}
-        return _page("live.html", cards=cards, counts=counts, figures=_figures(groups), total=len(cards))
+        told = [why for why in damaged.values() if why]
+        return _page("live.html", cards=cards, counts=counts, figures=_figures(groups), damaged=told)
 
     def page(self) -> str:
         """The whole page."""

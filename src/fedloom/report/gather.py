@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ from fedloom.runs.store import FAILURE, Store
 from fedloom.runs.study import Study
 
 __all__ = ["Group", "Run", "common", "flat", "folders_in", "groups_of", "read_runs"]
+
+log = logging.getLogger("fedloom.report")
 
 # Settings that may differ between runs of one group: they do not belong to the question.
 ASIDE = ("run.seed", "run.out", "run.checkpoint_every")
@@ -53,6 +56,15 @@ class Run:
         if found is not None:
             return found
         return summarise(self.rows, self.study.evaluate.target) if self.rows else {}
+
+    @property
+    def damage(self) -> str:
+        """Why it cannot be read; empty if it can."""
+        try:
+            _ = self.study, self.rows, self.summary
+        except InputError as error:
+            return str(error)
+        return ""
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -156,10 +168,13 @@ def folders_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """All runs in some folders that have at least one round."""
-    found = folders_in(paths)
-    runs = [Run(Store.open(folder)) for folder in found]
-    begun = [run for run in runs if run.rows]
+    """All runs in some folders that have at least one round; one that cannot be read is told, and only left out."""
+    found, begun = folders_in(paths), []
+    for run in (Run(Store.open(folder)) for folder in found):
+        if run.damage:
+            log.warning("left out: %s", run.damage)
+        elif run.rows:
+            begun.append(run)
     if not begun:
         raise InputError(f"no round is finished yet in {' '.join(map(str, found))}; there is nothing to report")
     return begun

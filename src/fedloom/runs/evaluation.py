@@ -66,7 +66,9 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
     if len(asked) > most:
         asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(asked, most, replace=False))
     looking_on = fleet.columns.get("onlooker", np.zeros(fleet.size, bool))[asked]
-    if looking_on.any():
+    if looking_on.any() and tensors is None:
+        row["onlooker_accuracy"] = None  # nobody can use a model that is complete at no place
+    elif looking_on.any():
         told = list(fleet.ask("test", fleet.show(server, asked[looking_on])))
         seen = sum(answer.numbers["samples"] for answer in told)
         row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / seen if seen else None

@@ -118,18 +118,12 @@ class Store:
 
     def study(self) -> Study:
         """The study, checked anew."""
-        path = self.folder / "study.json"
-        try:
-            sections = json.loads(path.read_text())
-            if not isinstance(sections, dict):
-                raise ValueError(f"it holds a {type(sections).__name__}, not sections")
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read: {error}") from error
-        return resolve(sections, str(path))
+        return resolve(self.read("study.json") or {}, str(self.folder / "study.json"))
 
     def begun(self) -> Study:
         """The study as it was when the run began."""
-        return Study.model_validate_json((self.folder / ".study.json").read_text())
+        with _sound(path := self.folder / ".study.json"):
+            return Study.model_validate_json(path.read_text())
 
     def manifest(self) -> dict[str, Any] | None:
         """The last checkpoint's manifest."""
@@ -146,7 +140,7 @@ class Store:
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The same, one after the other."""
-        with (self.folder / f"{name}.jsonl").open() as file:
+        with _sound(path := self.folder / f"{name}.jsonl"), path.open() as file:
             yield from (json.loads(line) for line in file if line.endswith("\n"))
 
     def checkpoint(self, server: Server, fleet: Fleet, states: Keeper) -> None:
@@ -187,11 +181,8 @@ class Store:
         path = self.folder / name
         if not path.is_file():
             return None
-        try:
-            content: dict[str, Any] = json.loads(path.read_text())
-        except ValueError as error:
-            raise InputError(f"{path} is damaged: {error}") from error
-        return content
+        with _sound(path):
+            return {**json.loads(path.read_text())}
 
     def restore(self, server: Server, fleet: Fleet, states: Keeper) -> Server:
         """Go back to the last checkpoint, or to the start if there is none; lines written after it are dropped."""
@@ -211,6 +202,15 @@ class Store:
         manifest = self.manifest() or {}
         saved = wire.load(self.folder / "checkpoints" / manifest["files"]["server"], network.device)
         return Server(manifest["round"], saved["tensors"], network, saved["memory"])
+
+
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with reading a file of the folder is said of the file."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
 
 
 def _lock(file: IO[str]) -> bool:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.data.partition import Partition, parse
 from fedloom.errors import InputError, choose, oxford
 from fedloom.registry import SLOTS, entries, find, name_of
-from fedloom.settings import allowed, checked
+from fedloom.settings import allowed, checked, must_take
 
 __all__ = ["SECTIONS", "Study", "method_of", "named", "override", "partition_of", "read", "resolve"]
 
@@ -293,6 +293,7 @@ def _engine(study: Study) -> None:
     for key in fields.keys() - set(own):
         raise choose("setting in [engine]", key, [*EngineOf.model_fields, *own])
     if make:
+        must_take(f"engine '{name}'", make, ("factory", "workers"))
         checked(f"engine '{name}'", make, fields, ("factory", "workers"))
         getattr(make, "check", dict)(**fields)
 

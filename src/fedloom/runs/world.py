@@ -30,7 +30,7 @@ from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
 from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
-from fedloom.errors import InputError, Unfit, oxford
+from fedloom.errors import InputError, Unfit
 from fedloom.fleet.dealt import dealt
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
@@ -44,7 +44,7 @@ from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.settings import allowed
+from fedloom.settings import must_take
 from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
@@ -191,11 +191,7 @@ class World:
         """What the server knows of its clients before the first round."""
         (make, fields), fleet = named("fleet", self.study), self.study.fleet
         generator = numpy_generator(self.study.run.seed, 0, 0, SERVER, "fleet")
-        taken, anything = allowed(f"fleet '{fleet.name}'", make)
-        if not (anything or {"clients", "generator"} <= set(taken)):
-            raise InputError(
-                f"fleet '{fleet.name}' must take clients and generator; it takes {oxford(taken, 'and') or 'nothing'}"
-            )
+        must_take(f"fleet '{fleet.name}'", make, ("clients", "generator"))
         columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.adapts else np.zeros(fleet.clients, bool)
@@ -248,8 +244,12 @@ class World:
                 f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
                 "keep some of each client's images aside with --set data.validation=0.1"
             )
-        if self.study.evaluate.gap and not (isinstance(self.method, FedAvg) and self.method.adapts):
-            raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
+        if self.study.evaluate.gap:
+            method = self.method
+            if not (isinstance(method, FedAvg) and method.adapts):
+                raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
+            if not method.by_capacity:
+                raise InputError(f"evaluate.gap has clients train the whole model too, which under {name} nobody does")
         if self.study.engine.deadline is not None and self.settled.engine.trainer in ("stacked", "graphs"):
             raise InputError(
                 f"engine.deadline is checked between steps, and trainer '{self.settled.engine.trainer}' does not stop "
