@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedloom.engine import taped
+from fedloom.engine.graphs import Graphs
 from fedloom.engine.reference import Reference
 from fedloom.engine.taped import Taped
 from fedloom.network import Network
 from fedloom.policies.objective import CrossEntropy
 from fedloom.policies.optimizer import SGD, Adam
+from fedloom.readings import Accuracy
 from fedloom.steps import Descent
-from fedloom.types import Fit, Images, Plan
+from fedloom.types import Fit, Images, Measure, Plan, Samples
+from tests.contract.cuda import pretend
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +190,38 @@ def test_a_tape_that_gives_other_bits_is_not_trusted(played, caplog):
         Taped(of).solve([fit(of, Descent(Counts(), SGD()), steps=12)])
     assert not any(tape.trusted for tape in played)
     assert "other bits" in caplog.text
+
+
+class Whim(nn.Module):
+    """Now and then, by dice of Python or NumPy, twice as much: most often two batches in a row get the same."""
+
+    def __init__(self, dice):
+        super().__init__()
+        self.dice = dice  # a name: skeletons would get generators of their own
+
+    def forward(self, x):
+        return x * (2 if {"python": random, "numpy": np.random}[self.dice].random() < 0.1 else 1)
+
+
+@pytest.mark.parametrize("trainer", [Taped, Graphs])
+@pytest.mark.parametrize("dice", ["python", "numpy"])
+def test_a_model_that_throws_dice_in_python_is_not_recorded(trainer, dice, monkeypatch, caplog):
+    of = network(Whim(dice))
+    fits = [fit(of, Descent(CrossEntropy(), SGD()), steps=12, seed=seed) for seed in range(3)]
+    measures = [Measure(each.tensors, Accuracy(), Samples(fits[0].plan.images, torch.arange(20)), 10) for each in fits]
+    Reference(of).solve(fits)  # MACs are counted once, by a forward pass
+    ends = []
+    with caplog.at_level(logging.WARNING, "fedloom.engine"), monkeypatch.context() as patch:
+        pretend(patch)
+        for kind in (Reference, trainer):
+            random.seed(5)
+            np.random.seed(5)
+            ends.append(kind(of).solve([*fits, *measures]))
+    said = [record.message for record in caplog.records if "draws random numbers in Python" in record.message]
+    assert len(said) == (1 if trainer is Taped else 2)
+    for truth, one in zip(*ends, strict=True):
+        for name, tensor in (truth if isinstance(truth, dict) else truth.tensors).items():
+            assert torch.equal((one if isinstance(one, dict) else one.tensors)[name], tensor)
 
 
 @dataclass

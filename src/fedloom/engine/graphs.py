@@ -9,7 +9,8 @@ widths are ten machines on ten streams.
 
 Measures are captured too, by a *gauge*: one batch's sums as a graph, replayed for every client that asks the same. A
 batch size is captured when it comes the third time; until then, and for readings that carry tensors, the reference
-does it. Steps that cannot be hashed or captured run step by step, and the log says so once.
+does it. Steps that cannot be hashed or captured, or that draw with Python's own generators, run step by step, and the
+log says so once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.network import Network
-from fedloom.seeds import seeded
+from fedloom.seeds import seeded, undrawn
 from fedloom.types import Fit, Fitted, Images, Measure, Request, Tensors
 
 __all__ = ["Graphs"]
@@ -166,8 +167,9 @@ class Machine:
 
     def capture(self, kind: Kind) -> None:
         """Record a step as a graph, after one trial of it; what that did to the static memory the next load undoes."""
-        self.advance(kind)
-        self.graphs[kind] = self.lane.record(lambda: self.advance(kind))
+        with undrawn():
+            self.advance(kind)
+            self.graphs[kind] = self.lane.record(lambda: self.advance(kind))
 
 
 def _clone(value: Any) -> Any:
@@ -250,14 +252,18 @@ class Gauge:
     def _capture(self, rows: Tensor) -> None:
         size = len(rows)
         self.rows[size] = rows.to(self.images.x.device, copy=True)
-        for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
-            self.sums.setdefault(name, torch.zeros_like(value))
+
+        def sums() -> Tensors:
+            return self.what(self.model, self.tensors, self.images.batch(self.rows[size]))
 
         def add() -> None:
-            for name, value in self.what(self.model, self.tensors, self.images.batch(self.rows[size])).items():
+            for name, value in sums().items():
                 self.sums[name].add_(value)
 
-        self.graphs[size], self.given = self.lane.record(add), {}
+        with undrawn():
+            for name, value in sums().items():
+                self.sums.setdefault(name, torch.zeros_like(value))
+            self.graphs[size], self.given = self.lane.record(add), {}
 
 
 class _Job:

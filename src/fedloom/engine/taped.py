@@ -6,9 +6,9 @@ update as one straight row of operations on the tensors that the step gets. They
 order, so the result is the reference's to the last bit, and nobody can tell who was played and who was not.
 
 A kind of step (the step itself, and the layout of all that it reads) is recorded once it has come often. A tape is
-trusted when it has given the step's own bits on another batch. A step that looks at values, as `item` does, or whose
-tape does not give its bits, stays with the reference, and the log says so once. What a step counts or draws in Python
-no tape can know: a method with such a step leaves `taped` out of its `trainers`.
+trusted when it has given the step's own bits on another batch. A step that looks at values, as `item` does, that draws
+with Python's or NumPy's own generator, or whose tape does not give its bits, stays with the reference, and the log says
+so once. What a step counts in Python no tape can know: a method with such a step leaves `taped` out of its `trainers`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedloom.engine.reference import Advance, Reference
 from fedloom.network import Network
+from fedloom.seeds import undrawn
 from fedloom.types import Batch, Fit, Step, Tensors
 
 __all__ = ["Taped"]
@@ -166,7 +167,7 @@ class Taped(Reference):
         try:
             if tape.play is None:
                 tensors, slots, fixed, batches = values
-                with Recorder(leaves) as recorder:
+                with undrawn(), Recorder(leaves) as recorder:
                     losses = step(self._training, tensors, slots, fixed, batches)
                 tape.play = recorder.tape(losses)
                 return
