@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,11 +31,11 @@ __all__ = ["WireError", "known", "load", "pack", "save", "size", "unpack"]
 known: dict[str, type] = {"Sparse": Sparse, "Ternary": Ternary}
 Class = TypeVar("Class", bound=type)
 PLAIN = (str, int, float, bool, type(None))
+EXACTLY = frozenset(PLAIN)
 TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TYPES}
 KINDS = {dtype: name for name, dtype in DTYPES.items()}
-
-
+WRITE = json.JSONEncoder(separators=(",", ":")).encode
 BROKEN = (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)  # of bytes
 
 
@@ -50,13 +51,15 @@ def travels(cls: Class) -> Class:
 
 def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = "") -> Any:
     """Replace tensors by the marks `keep` gives them; tuples, dataclasses and dicts of other keys by tagged lists."""
-    if isinstance(tree, PLAIN):
+    if type(tree) in EXACTLY:
         return tree
     if isinstance(tree, Tensor):
         return {"~tensor": keep(_sendable(tree.detach()), path)}
+    if isinstance(tree, PLAIN):
+        return tree
     above = f"{path}/" if path else ""
     if isinstance(tree, dict):
-        if all(isinstance(key, str) and not key.startswith("~") for key in tree):
+        if all(map(_is_name, tree)):
             return {key: _flatten(item, keep, above + key) for key, item in tree.items()}
         pairs = [
             [_flatten(key, keep, f"{above}key"), _flatten(item, keep, f"{above}{key}")] for key, item in tree.items()
@@ -76,6 +79,12 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
     raise TypeError(
         f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them"
     )
+
+
+@lru_cache(4096)
+def _is_name(key: object) -> bool:
+    """Whether a key can stand for itself in the skeleton; names come again and again."""
+    return isinstance(key, str) and not key.startswith("~")
 
 
 def _sendable(tensor: Tensor) -> Tensor:
@@ -115,7 +124,7 @@ def _frame(tree: Any) -> tuple[bytes, list[Tensor]]:
 
     skeleton = _flatten(tree, keep)
     kinds = [[KINDS[tensor.dtype], list(tensor.shape)] for tensor in tensors]
-    return json.dumps([kinds, skeleton], separators=(",", ":")).encode(), tensors
+    return WRITE([kinds, skeleton]).encode(), tensors
 
 
 def size(tree: Any) -> int:

@@ -202,7 +202,9 @@ class Processes(Local):
     def _send(self, worker: _Worker, parcel: _Parcel) -> None:
         base = parcel.tasks[0].base
         states = [self.states.load(task.client, task.accepted) for task in parcel.tasks]
-        worker.send(parcel, states, *((None, b"") if base is None else (base, self._packed(base))))
+        packed = b"" if base is None else self._packed(base)
+        # The base that was packed last stands for every equal one: a worker that has it does not get it again.
+        worker.send(parcel, states, None if base is None else self._base[0], packed)
 
     def peak_memory(self) -> int | None:
         """Peaks of this process and its workers added; what they share is counted in each."""

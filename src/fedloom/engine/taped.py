@@ -68,6 +68,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.lift_fresh.default:  # a tensor made of numbers: the step may write to it, the tape's own stays
             self._name(result, self.graph.call_function(aten.clone.default, (self._holding(result.clone()),)))
             return result
+        if func is aten.t.default and (before := self._node(args[0])).target is aten.t.default:  # turned back
+            self._name(result, before.args[0])
+            return result
         node = self.graph.call_function(func, *fx.node.map_aggregate((args, kwargs), self._node))
         if isinstance(result, Tensor):
             self._name(result, node)

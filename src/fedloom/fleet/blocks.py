@@ -13,7 +13,7 @@ from fedloom.types import Outcome, Report, Task, Tensors
 
 __all__ = ["BLOCK", "Blocks", "Joined", "Reduction", "Summed", "Sums"]
 
-BLOCK = 8  # tasks
+BLOCK = 16  # tasks
 
 Sums = Mapping[str, Any]  # plain data
 
