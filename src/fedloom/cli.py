@@ -155,6 +155,7 @@ def reproduce(
     page: Annotated[Path | None, typer.Option(help="Write all results so far as a page; runs nothing.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Run this row only; may be repeated.")] = None,
     column: Annotated[list[str] | None, typer.Option(help="Run this column only; may be repeated.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run the first seeds only, so many.")] = None,
     out: Annotated[Path, typer.Option(help="Parent folder of what is written.")] = Path("runs/papers"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     jobs: Jobs = 0,
@@ -170,7 +171,7 @@ def reproduce(
     elif name is None:
         raise InputError("reproduce needs the name of a table; 'fedloom reproduce --list' shows them")
     else:
-        reproduce_shown(name, scale, out, device, as_json, rows=row or (), columns=column or (), jobs=jobs)
+        reproduce_shown(name, scale, out, device, as_json, rows=row or (), columns=column or (), seeds=seeds, jobs=jobs)
 
 
 @app.command()

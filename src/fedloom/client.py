@@ -127,7 +127,7 @@ class Client:
             raise ValueError(f"client {self.id} has no samples to train on")
         train, generator = train or self.task.train, self.generator(f"plan {purpose}")
         uses = {id(part): sum(part is other for other in parts) for part in parts}
-        epoch = max(1, len(batches_of(parts[0].rows, train.batch_size)) // uses[id(parts[0])])
+        epoch = max(1, len(sizes_of(len(parts[0]), train.batch_size)) // uses[id(parts[0])])
         number = train.steps if train.steps is not None else train.epochs * epoch
         apart = len(uses) > 1 and any(part.augment for part in parts)  # then each has copies of its own
         pools = {id(part): self._pool(part, -(-number // epoch), generator, apart) for part in parts}
@@ -170,15 +170,20 @@ def _batches(
 
 
 def batches_of(rows: Tensor, size: int) -> list[Tensor]:
-    """Rows in batches, the last one short; a last one of a single row joins the one before it.
+    """Rows in batches."""
+    return list(torch.split(rows, sizes_of(len(rows), size)))
 
-    >>> [len(batch) for batch in batches_of(torch.arange(9), 4)]
-    [4, 5]
+
+def sizes_of(number: int, size: int) -> list[int]:
+    """How so many rows are batched: the last batch is short; one of a single row joins the one before it.
+
+    >>> sizes_of(9, 4), sizes_of(10, 4)
+    ([4, 5], [4, 4, 2])
     """
-    sizes = [size] * (len(rows) // size) + ([len(rows) % size] if len(rows) % size else [])
+    sizes = [size] * (number // size) + ([number % size] if number % size else [])
     if size > 1 and len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [size + 1]
-    return list(torch.split(rows, sizes))
+    return sizes
 
 
 class States:

@@ -427,6 +427,19 @@ rows = {{ FedAvg = {{ train = {{ lr = 0.25 }} }} }}
     assert "1 seed(s) instead of 3" in text
 
 
+def test_the_first_seeds_of_a_table_can_be_run_alone(command, paper, tmp_path):
+    small = "[scales.small]\nseeds = 2\nstudy = {{ run = {{ rounds = 2 }} }}\n"
+    name = paper(text=PAPER.replace("[scales.paper]", small + "[scales.paper]"))
+    words = ["reproduce", name, "--scale", "small", "--row", "FedAvg", "--column", "IID", "--out", "out"]
+    assert command(*words, "--seeds", "1").code == 0
+    folder = tmp_path / "out" / "nothing-small"
+    assert [path.parent.name for path in folder.glob("*/summary.json")] == ["FedAvg-IID-0"]
+    assert "1 of 2 seeds (91.2" in (folder / "result.md").read_text()
+    assert command(*words).code == 0
+    assert len(list(folder.glob("*/summary.json"))) == 2
+    assert "seeds (" not in (folder / "result.md").read_text()
+
+
 def test_the_page_of_results(command, paper, tmp_path, counted, monkeypatch):
     """Part of a table is run, one run is stopped; the page says so, and can be made again from what it kept."""
     (tmp_path / "papers").mkdir()

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -30,6 +30,7 @@ import torch
 
 from fedloom import wire
 from fedloom.engine import memory
+from fedloom.engine.bases import Parts, same_parts
 from fedloom.engine.local import Local
 from fedloom.engine.sums import added
 from fedloom.engine.worker import Workplace, perform
@@ -41,7 +42,6 @@ from fedloom.types import Failure, Outcome, Server, Task, Tensors
 
 __all__ = ["Processes", "end_with"]
 
-Parts = Mapping[str, Tensors]
 AHEAD = 2  # parcels a worker holds: one it does and one that waits, so that it never idles between two
 WINDOW = 4  # parcels a worker that may be under way, or wait here for their turn
 ROOM = 2**25  # bytes that the reports of a parcel may have, about
@@ -180,14 +180,14 @@ class Processes(Local):
             share = most if len(queue) >= workers * most else len(queue) // (2 * workers)
             size = min(share, BLOCK - first % BLOCK)
             chosen = [queue.popleft()]
-            while len(chosen) < size and base is not None and queue[0].base is not None and _same(queue[0].base, base):
+            while len(chosen) < size and base is not None and same_parts(queue[0].base, base):
                 chosen.append(queue.popleft())
             yield _Parcel(first, chosen, summing is not None and summing.suits(chosen))
             first += len(chosen)
 
     def _packed(self, base: Parts) -> bytes:
         """What tasks share, as bytes; made once."""
-        if not _same(base, self._base[0]):
+        if not same_parts(base, self._base[0]):
             self._base = base, wire.pack({"base": {part: dict(tensors) for part, tensors in base.items()}})
         return self._base[1]
 
@@ -219,14 +219,6 @@ class Processes(Local):
             worker.process.kill()  # it has nothing to put in order, and a polite signal may meet it before it listens
         for worker in self._workers:
             worker.process.join()
-
-
-def _same(one: Parts, two: Parts) -> bool:
-    """Whether two bases are made of the very same tensors."""
-    return one.keys() == two.keys() and all(
-        one[part].keys() == two[part].keys() and all(tensor is two[part][name] for name, tensor in one[part].items())
-        for part in one
-    )
 
 
 def _apart(parcels: Iterable[_Parcel]) -> list[_Parcel]:

@@ -15,230 +15,41 @@ a run in which nothing died.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from math import ceil
-from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt
 
 from fedloom import wire
-from fedloom.client import States, moment_of, state_file
 from fedloom.engine import memory
+from fedloom.engine.actor import Worker
+from fedloom.engine.bases import Parts, same_parts
+from fedloom.engine.cluster import connect, first_line, library
+from fedloom.engine.holdings import Holdings, Numbered, Slot
 from fedloom.engine.local import solve
-from fedloom.engine.sums import kept_back
-from fedloom.engine.worker import Workplace, perform
+from fedloom.engine.worker import Workplace
 from fedloom.errors import FedloomError, InputError, RoundLost, RunError
-from fedloom.fleet.blocks import Reduction, Summed, Sums
+from fedloom.fleet.blocks import Reduction, Sums
 from fedloom.registry import register
 from fedloom.types import Failure, Moment, Outcome, Report, Server, Task, Tensors
 
-__all__ = ["Ray", "connect", "dismiss", "library"]
+__all__ = ["Ray", "dismiss"]
 
-Parts = Mapping[str, Tensors]
-Numbered = tuple[int, Task]
 Key = tuple[str, float, float]
 AHEAD = 2  # batches a worker holds: one it does and one that waits
 BATCH = 64  # tasks in a batch at most, unless the trainer wants more at once
 HELD = 2**30  # bytes of reports that may wait here for their turn, about
 TRIES = 3  # times that a task's worker may die before the task counts as lost
 FAN = 4  # sums that are added in one step of the tree
-CHUNK = 64  # states that a checkpoint asks a worker for at once
 PATIENCE = 300  # seconds that workers may take to start
 _tokens = count()
 _warm: dict[Key, list[Any]] = {}  # workers that a finished run of this process left
-
-
-def library() -> ModuleType:
-    """Ray itself, or a sentence that names the extra."""
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise InputError("engine 'ray' needs the library Ray: pip install 'fedloom[ray]'") from None
-    return ray
-
-
-def connect(address: str) -> bool:
-    """Join a cluster, or start one on this machine; whether it is ours to end. One that is joined already is used."""
-    ray = library()
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
-    if address == "local":
-        options |= {"include_dashboard": False, "num_cpus": os.cpu_count()}
-    try:
-        ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise InputError(
-            f"engine.address is '{address}', but no Ray cluster answers there: {_line(error)}; start one with "
-            "'ray start --head', or use engine.address=local"
-        ) from error
-    return True
-
-
-class Worker:
-    """An actor of the cluster: a workplace, the states that live there, and sums under way."""
-
-    def begin(self, build: Callable[[], Workplace]) -> None:
-        """Start anew for a run."""
-        self.place = build()
-        self.states = States(self.place.network.device)
-        self.base: tuple[bytes, Parts] = b"", {}
-        self.token, self.reports = -1, dict[int, Report]()
-
-    def settled(self) -> None:
-        """All workers have begun."""
-        settle = getattr(self.place, "moved_in", None)
-        if settle is not None:
-            settle()
-
-    def run(
-        self,
-        frame: bytes,
-        base: list[Any],
-        states: Mapping[int, tuple[Moment, bytes]],
-        reduction: tuple[int, Any, list[Any], Mapping[int, bool]] | None,
-    ) -> tuple[bytes, list[int]]:
-        """Do a batch: its outcomes, and which clients have a state now. With a reduction, reports stay here."""
-        device = self.place.network.device
-        for client, (moment, state) in states.items():
-            self.states.replace(client, moment, wire.unpack(state, device))
-        if reduction is not None:
-            self._begin_sums(*reduction)
-        parts = self._parts(base) if base else None
-        tasks: list[Task] = [replace(task, base=parts) for task in wire.unpack(frame, device)]
-        outcomes, held = [], []
-        window = max(1, self.place.trainer.window)
-        for start in range(0, len(tasks), window):
-            group = [(task, self.states.load(task.client, task.accepted)) for task in tasks[start : start + window]]
-            for outcome in perform(self.place, group):
-                if outcome.state is not None:
-                    self.states.propose(outcome.client, (outcome.round, outcome.stage), outcome.state)
-                    held.append(outcome.client)
-                kept = replace(outcome, state=None)
-                outcomes.append(kept if reduction is None else self._set_aside(kept))
-        return wire.pack(outcomes), held
-
-    def _parts(self, base: list[Any]) -> Parts:
-        """The tensors that a round's tasks share, fetched once."""
-        (reference,) = base
-        if self.base[0] != reference.binary():
-            frame = library().get(reference)
-            self.base = reference.binary(), wire.unpack(memoryview(frame), self.place.network.device)
-        return self.base[1]
-
-    def _begin_sums(self, token: int, merge: Any, base: list[Any], verdicts: Mapping[int, bool]) -> None:
-        if token != self.token:
-            self.server, self.merge = Server(0, dict(self._parts(base)["model"]), self.place.network), merge
-            self.joined: Summed = merge.begin(self.server)
-            self.token, self.reports = token, {}
-        self._add(verdicts)
-
-    def _set_aside(self, outcome: Outcome) -> Outcome:
-        """Keep a report until it is known whether it counts."""
-        bare = kept_back(outcome, self.place.network)
-        if outcome.report is not None and bare.failure is None:
-            self.reports[outcome.client] = outcome.report
-        return bare
-
-    def _add(self, verdicts: Mapping[int, bool]) -> None:
-        for client, counts in verdicts.items():
-            report = self.reports.pop(client)
-            if counts:
-                self.joined.add(report)
-
-    def sums(self, verdicts: Mapping[int, bool]) -> Sums:
-        """All reports here that count, added up."""
-        self._add(verdicts)
-        self.token, self.reports = -1, {}
-        return self.joined.sums()
-
-    def combine(self, *parts: Sums) -> Sums:
-        """Sums of several workers, added up."""
-        whole: Summed = self.merge.begin(self.server)
-        for part in parts:
-            whole.combine(part)
-        return whole.sums()
-
-    def versions(self, accepted: Mapping[int, Moment]) -> list[tuple[int, Moment, bytes]]:
-        """The accepted states of these clients; older ones are forgotten."""
-        settled = ((client, self.states.settle(client, moment)) for client, moment in accepted.items())
-        return [(client, each[0], wire.pack(each[1])) for client, each in settled if each is not None]
-
-    def peak_memory(self) -> int | None:
-        """This process's peak, or its device's."""
-        return memory.peak_of(self.place.network.device)
-
-
-@dataclass(eq=False)
-class _Slot:
-    """A worker as it is seen from here; a dead one is followed by another in the same slot."""
-
-    number: int
-    actor: Any
-    starting: Any = None  # the call that it begins with, until that is done
-    batches: deque[list[Numbered]] = field(default_factory=deque)
-    bound: deque[Numbered] = field(default_factory=deque)  # tasks that only this worker can do
-    verdicts: dict[int, bool] = field(default_factory=dict)  # which of its reports count, not yet told
-    sums: bool = False  # whether it holds sums of the reduction under way
-    stale: bool = False  # whether it may be at work that nobody waits for
-
-
-class Holdings:
-    """Where the clients' states are: at which worker, in which file of the last checkpoint, and which only there."""
-
-    def __init__(self, engine: Ray) -> None:
-        self.engine = engine
-        self.slots: dict[int, _Slot] = {}
-        self.files: dict[int, Path] = {}
-        self.fresh: dict[int, Moment] = {}  # the first version that no checkpoint has
-
-    def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
-        """Have the workers tell the states that changed, write them, and name all files by client."""
-        asked: dict[_Slot, list[int]] = {}
-        for client in sorted(self.fresh.keys() & accepted.keys()):
-            asked.setdefault(self.slots[client], []).append(client)
-        for slot, clients in asked.items():
-            for start in range(0, len(clients), CHUNK):
-                wanted = {client: accepted[client] for client in clients[start : start + CHUNK]}
-                for client, moment, state in self.engine.ask(slot, slot.actor.versions.remote(wanted)):
-                    self.files[client] = folder / state_file(client, moment)
-                    wire.save(wire.unpack(state), self.files[client])
-        self.fresh = {}
-        return {str(client): path.name for client, path in sorted(self.files.items())}
-
-    def restore(self, folder: Path, files: Mapping[str, str]) -> None:
-        """Take over what a checkpoint names; a worker gets a client's file with its next task."""
-        self.slots, self.fresh = {}, {}
-        self.files = {int(client): folder / name for client, name in files.items()}
-
-    def sent_along(self, slot: _Slot, clients: Iterable[int]) -> dict[int, tuple[Moment, bytes]]:
-        """Saved states of clients that this worker does not know."""
-        strangers = [each for each in clients if each in self.files and self.slots.get(each) is not slot]
-        self.slots |= dict.fromkeys(strangers, slot)
-        return {each: (moment_of(self.files[each].name), wire.pack(wire.load(self.files[each]))) for each in strangers}
-
-    def held(self, slot: _Slot, clients: Iterable[int], moment: Moment) -> None:
-        """These clients' newest states are there."""
-        for client in clients:
-            self.slots[client] = slot
-            self.fresh[client] = min(moment, self.fresh.get(client, moment))
-
-    def bury(self, slot: _Slot) -> list[Moment]:
-        """Forget what died with a worker; the moments of states that no checkpoint has."""
-        gone = [client for client, where in self.slots.items() if where is slot]
-        for client in gone:
-            del self.slots[client]
-        return [self.fresh.pop(client) for client in gone if client in self.fresh]
 
 
 @register("engine", "ray")
@@ -262,7 +73,7 @@ class Ray:
         self.ray = library()
         self.place = factory()
         self.tree, self.again = reduce == "tree", lost == "again"
-        self.states = Holdings(self)
+        self.states = Holdings(self.ask)
         self.own = connect(address)
         self.resources = cpus, float(self.place.network.device.type == "cuda") if gpus is None else gpus
         self.deaths, self._bytes, self._base = 0, 0, (dict[str, Tensors](), None)
@@ -307,14 +118,14 @@ class Ray:
             )
         return wanted or room
 
-    def _slot(self, number: int, actor: Any = None) -> _Slot:
+    def _slot(self, number: int, actor: Any = None) -> Slot:
         cpus, gpus = self.resources
         if actor is None:
             # Worker is restarted by us, not by Ray: a worker that came back without its states would be taken for one
             # that has them.
             options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
             actor = self.ray.remote(**options)(Worker).remote()
-        return _Slot(number, actor, actor.begin.remote(self.build))
+        return Slot(number, actor, actor.begin.remote(self.build))
 
     def _started(self) -> None:
         """Wait for all workers; what one cannot begin with is the user's to know."""
@@ -329,16 +140,16 @@ class Ray:
             self._live()
         self.ray.get([slot.actor.settled.remote() for slot in self.slots])
 
-    def _begun(self, slot: _Slot) -> None:
+    def _begun(self, slot: Slot) -> None:
         try:
             self.ray.get(slot.starting)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, FedloomError) else None
             kind = InputError if isinstance(cause, InputError) else RunError
-            raise kind(f"a worker could not begin: {_line(cause or error)}") from error
+            raise kind(f"a worker could not begin: {first_line(cause or error)}") from error
         slot.starting = None
 
-    def _live(self) -> list[_Slot]:
+    def _live(self) -> list[Slot]:
         """Workers that can take tasks; those that have started since the last look are among them."""
         for slot in self.slots:
             if slot.starting is not None and self.ray.wait([slot.starting], timeout=0)[0]:
@@ -348,7 +159,7 @@ class Ray:
                     self._bury(slot)
         return [slot for slot in self.slots if slot.starting is None]
 
-    def _bury(self, slot: _Slot) -> list[Moment]:
+    def _bury(self, slot: Slot) -> list[Moment]:
         """Another worker for this slot; the moments of states that are gone for good."""
         self.deaths += 1
         if self.deaths > TRIES * len(self.slots) + TRIES:
@@ -357,13 +168,13 @@ class Ray:
         self.slots[slot.number] = self._slot(slot.number)
         return self.states.bury(slot)
 
-    def ask(self, slot: _Slot, call: Any) -> Any:
+    def ask(self, slot: Slot, call: Any) -> Any:
         """What a worker answers; if it died, what it held is lost."""
         try:
             return self.ray.get(call)
         except self._gone as error:
             self._bury(slot)
-            raise RoundLost(f"a worker died: {_line(error)}", before=True) from error
+            raise RoundLost(f"a worker died: {first_line(error)}", before=True) from error
 
     @property
     def _gone(self) -> tuple[type[Exception], ...]:
@@ -385,8 +196,8 @@ class Ray:
         waiting, number, pulled = enumerate(tasks), 0, 0
         self._loose: deque[Numbered] = deque()
         self._tries: Counter[int] = Counter()
-        done: dict[int, tuple[_Slot | None, Outcome]] = {}
-        flying: dict[Any, tuple[_Slot, list[Numbered]]] = {}
+        done: dict[int, tuple[Slot | None, Outcome]] = {}
+        flying: dict[Any, tuple[Slot, list[Numbered]]] = {}
         more = True
         try:
             while True:
@@ -436,7 +247,7 @@ class Ray:
             slot = live[number % len(live)]
         (self._loose if slot is None else slot.bound).append(numbered)
 
-    def _batch(self, slot: _Slot, workers: int) -> list[Numbered]:
+    def _batch(self, slot: Slot, workers: int) -> list[Numbered]:
         """The next tasks of a worker: its own first, then its share of those that anybody can do."""
         queue = slot.bound or self._loose
         # Late batches are small, so that nobody is left with many of them; a trainer of many wants them together.
@@ -445,14 +256,14 @@ class Ray:
         batch: list[Numbered] = []
         while queue and len(batch) < min(share, self._size):
             suspect, first = self._tries[queue[0][0]], batch[0][1] if batch else queue[0][1]
-            if batch and (suspect or not _same(queue[0][1].base, first.base)):
+            if batch and (suspect or not same_parts(queue[0][1].base, first.base)):
                 break
             batch.append(queue.popleft())
             if suspect:  # its worker died: alone, it can take nobody else with it
                 break
         return batch
 
-    def _send(self, slot: _Slot, batch: list[Numbered], reduction: _Sums | None) -> Any:
+    def _send(self, slot: Slot, batch: list[Numbered], reduction: _Sums | None) -> Any:
         tasks = [task for _, task in batch]
         base = [] if tasks[0].base is None else [self._put(tasks[0].base)]
         states = self.states.sent_along(slot, (task.client for task in tasks))
@@ -466,7 +277,7 @@ class Ray:
 
     def _put(self, parts: Parts) -> Any:
         """The reference to what tasks share; it goes into the object store once."""
-        if not _same(parts, self._base[0]) or self._base[1] is None:
+        if not same_parts(parts, self._base[0]) or self._base[1] is None:
             self._base = dict(parts), self.put(parts)
         return self._base[1]
 
@@ -477,8 +288,8 @@ class Ray:
 
     def _wait(
         self,
-        flying: dict[Any, tuple[_Slot, list[Numbered]]],
-        done: dict[int, tuple[_Slot | None, Outcome]],
+        flying: dict[Any, tuple[Slot, list[Numbered]]],
+        done: dict[int, tuple[Slot | None, Outcome]],
         reduction: _Sums | None,
     ) -> None:
         """Take in what has come back, or wait for something to happen."""
@@ -495,10 +306,10 @@ class Ray:
             except self._gone as error:
                 for other in [other for other, (where, _) in flying.items() if where is slot]:
                     del flying[other]
-                self._recover(slot, done, reduction, _line(error))
+                self._recover(slot, done, reduction, first_line(error))
                 return
             except self.ray.exceptions.RayTaskError as error:
-                raise RunError(f"a worker failed: {_line(error)}") from error
+                raise RunError(f"a worker failed: {first_line(error)}") from error
             slot.batches.remove(batch)
             outcomes: list[Outcome] = wire.unpack(frame, self.place.network.device)
             done |= {number: (slot, outcome) for (number, _), outcome in zip(batch, outcomes, strict=True)}
@@ -506,7 +317,7 @@ class Ray:
                 self.states.held(slot, held, (outcomes[0].round, outcomes[0].stage))
 
     def _recover(
-        self, slot: _Slot, done: dict[int, tuple[_Slot | None, Outcome]], reduction: _Sums | None, reason: str
+        self, slot: Slot, done: dict[int, tuple[Slot | None, Outcome]], reduction: _Sums | None, reason: str
     ) -> None:
         """Replace a dead worker; do again what it was doing, or the round, or all since the last checkpoint."""
         first = slot.batches[0] if slot.batches else []
@@ -598,7 +409,7 @@ class _Sums:
             sums: Sums = engine.ray.get(parts[0]) if parts else self.merge.begin(self.server).sums()
             return sums
         except engine._gone as error:
-            raise RoundLost(f"a worker died: {_line(error)}", before=False) from error
+            raise RoundLost(f"a worker died: {first_line(error)}", before=False) from error
 
 
 def _warm_worker(key: Key) -> Any:
@@ -613,19 +424,3 @@ def dismiss(but: Key | None = None) -> None:
         for actor in _warm.pop(key):
             with suppress(ValueError, RuntimeError):  # of a cluster that is gone
                 library().kill(actor, no_restart=True)
-
-
-def _same(one: Parts | None, two: Parts | None) -> bool:
-    """Whether two bases are made of the very same tensors."""
-    if one is None or two is None or one is two:
-        return one is two
-    return one.keys() == two.keys() and all(
-        one[part].keys() == two[part].keys() and all(tensor is two[part][name] for name, tensor in one[part].items())
-        for part in one
-    )
-
-
-def _line(error: BaseException) -> str:
-    """An error's first line; Ray's go on for pages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

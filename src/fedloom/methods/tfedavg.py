@@ -115,17 +115,20 @@ class TFedAvg(FedAvg):
             read = fleet.solve(*(Measure(tensors, Accuracy(), fleet.home.train) for tensors in (after.tensors, hard)))
             full, coarse = (float(each["right"].sum()) / len(fleet.home.train) for each in read)
             accepted = full - coarse < self.gap
-        after.memory["ternary"] = accepted
-        return replace(after, tensors=hard) if accepted else after
+        if accepted:
+            after = replace(after, tensors=hard)
+        # Encoded once: it is the same for all clients who train the whole model.
+        after.memory["ternary"] = self.encoded(after.network, self.sent(after)) if accepted else None
+        return after
 
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """The model, its ternary weights encoded."""
-        task = super().task(server, fleet, client)
-        if not server.memory.get("ternary"):
+        task, sent = super().task(server, fleet, client), server.memory.get("ternary")
+        if sent is None:
             return task
-        sent = self.sent(server)
-        cut = server.network.units.take(sent, task.where) if task.where else sent
-        return replace(task, base=None, tensors={"model": self.encoded(server.network, cut)})
+        if task.where:
+            sent = self.encoded(server.network, server.network.units.take(self.sent(server), task.where))
+        return replace(task, base=None, tensors={"model": sent})
 
     def loss(self) -> Objective:
         """The objective of the ternary model."""

@@ -112,11 +112,12 @@ def reproduce_shown(
     *,
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
+    seeds: int | None = None,
     jobs: int = 0,
 ) -> None:
     """Run a published table at a scale; result.md and result.json are left in its folder, also when it is stopped."""
     published = read_paper(name)
-    grid = grid_of(published, scale, rows, columns)
+    grid = grid_of(published, scale, rows, columns, seeds)
     if device is not None:
         grid = replace(grid, base=merged(grid.base, {"engine": {"device": device}}))
     folder = _folder(out, published, scale)

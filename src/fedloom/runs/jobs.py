@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from fedloom.engine.ray import connect, dismiss, library
+from fedloom.engine.cluster import connect, library
+from fedloom.engine.ray import dismiss
 from fedloom.errors import FedloomError
 from fedloom.registry import own_modules
 from fedloom.runs.start import resume, start

@@ -152,15 +152,18 @@ def _check_names(path: Path, paper: Paper) -> None:
                     )
 
 
-def grid_of(published: Published, scale: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Grid:
-    """The runs of a table at a scale, or some rows and columns of them."""
+def grid_of(
+    published: Published, scale: str, rows: Sequence[str] = (), columns: Sequence[str] = (), seeds: int | None = None
+) -> Grid:
+    """The runs of a table at a scale, or some rows, some columns and the first seeds of them."""
     paper = published.paper
     if scale not in paper.scales:
         raise choose(f"scale of '{published.name}'", scale, paper.scales)
     chosen = paper.scales[scale]
     of_rows = _some(_some(paper.rows, chosen.rows, "row"), list(rows) or None, "row")
     of_columns = _some(_some(paper.columns, chosen.columns, "column"), list(columns) or None, "column")
-    return Grid(merged(paper.study, chosen.study), of_rows, of_columns, range(chosen.seeds), str(published.path))
+    first = range(chosen.seeds)[:seeds]
+    return Grid(merged(paper.study, chosen.study), of_rows, of_columns, first, str(published.path))
 
 
 def _some(
