@@ -27,7 +27,7 @@ from fedloom.policies.share import AllTensors, Share
 from fedloom.policies.start import Replace, Start
 from fedloom.policies.topology import Stages, Star, Topology
 from fedloom.registry import name_of
-from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
+from fedloom.types import Fitted, Report, Server, Task, Tensors, Train, Where, Work
 
 __all__ = ["Method"]
 
@@ -112,6 +112,9 @@ class Method:
             _ = network.units  # found now rather than in the middle of a round
         if taught := teaching(self.loss()):
             taught.points(network)
+
+    def takes(self, train: Train) -> None:
+        """Refuse training settings that the method cannot go by: raise InputError with the reason."""
 
     def adapt(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
         """The model as the method needs it, for images of a shape; most take it as it is."""

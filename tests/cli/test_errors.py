@@ -25,6 +25,7 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--set", "train"], ["--set takes section.key=value", "got 'train'"]),
     (["run", "fedprox", "--set", "method.mue=1"], ["method 'fedprox'", "'mue'", "Did you mean 'mu'?"]),
     (["run", "fedprox", "--set", "method.mu=-1"], ["mu of method 'fedprox' is wrong", "got -1"]),
+    (["run", "fednova", "--set", "method.mu=2", "--set", "train.lr=0.5"], ["train.lr x method.mu below 1", "0.5 x 2"]),
     (["run", "fednova", "--set", "cut.name=prefix"], ["fednova cannot run under a cut", "use fedavg"]),
     (["run", "fedavg", "--clients", "0"], ["clients is wrong", "greater than or equal to 1", "got 0"]),
     (["run", "fedavg", "--rounds", "0"], ["rounds is wrong", "got 0"]),

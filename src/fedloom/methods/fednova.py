@@ -25,7 +25,7 @@ from fedloom.policies.merge import Merge
 from fedloom.policies.normalised import Normalised
 from fedloom.policies.objective import Objective, Proximal, Sum
 from fedloom.registry import register
-from fedloom.types import Fitted, Report, Tensors, Where
+from fedloom.types import Fitted, Report, Tensors, Train, Where
 
 
 def normaliser(steps: int, momentum: float, shrink: float) -> float:
@@ -59,6 +59,11 @@ class FedNova(FedAvg):
                 "clients train would be scaled by steps of others; use fedavg or fedprox with this cut"
             )
 
+    def takes(self, train: Train) -> None:
+        """A step must not overshoot the anchor."""
+        if train.lr * self.mu >= 1:
+            raise InputError(f"fednova needs train.lr x method.mu below 1; got {train.lr:g} x {self.mu:g}")
+
     def loss(self) -> Objective:
         """The local objective, with the proximal term if there is one."""
         return Sum(self.objective, Proximal(self.mu)) if self.mu else self.objective
@@ -70,8 +75,6 @@ class FedNova(FedAvg):
     def report(self, client: Client, fit: Fitted, where: Where | None = None) -> Report:
         """The normaliser travels with the report."""
         train, plain = client.task.train, super().report(client, fit, where)
-        if train.lr * self.mu >= 1:
-            raise ValueError(f"fednova needs lr x mu below 1; got {train.lr:g} x {self.mu:g}")
         recursion = (train.momentum, train.lr * self.mu) if train.optimizer == "sgd" else (0.0, 0.0)
         numbers: dict[str, Any] = {"normaliser": normaliser(fit.steps, *recursion)}
         return replace(plain, numbers={**plain.numbers, **numbers})

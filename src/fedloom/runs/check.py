@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from fedloom import wire
 from fedloom.engine import memory
 from fedloom.errors import ClientError
+from fedloom.runs.schedule import settings
 from fedloom.runs.world import World
 from fedloom.steps import Descent
-from fedloom.types import Fit, Task, Train
+from fedloom.types import Fit, Task
 
 __all__ = ["estimate"]
 
@@ -55,8 +57,7 @@ def estimate(world: World) -> dict[str, Any]:
 
 def _tried(world: World, tensors: dict[str, torch.Tensor]) -> tuple[float, int | None]:
     """Seconds a step and peak memory, from a few steps of the client with most samples."""
-    settings = world.study.train.model_dump(include=set(Train.__dataclass_fields__))
-    train = Train(**settings | {"steps": STEPS})
+    train = replace(settings(world.study.train, 0, world.study.run.rounds), steps=STEPS)
     client = world.client(Task(int(world.split.train.sizes.argmax()), 0, train=train), {})
     step, fixed = Descent.of(world.method.loss(), train), world.method.fixed(client, tensors)
     threads = torch.get_num_threads()

@@ -20,7 +20,7 @@ from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.registry import find
 from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
-from fedloom.runs.schedule import rate
+from fedloom.runs.schedule import settings
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
 from fedloom.runs.store import FAILURE, Store
@@ -171,9 +171,7 @@ class Experiment:
 
     def train(self, round: int) -> Train:
         """The training settings of a round, with its learning rate."""
-        section = self.study.train
-        fields = section.model_dump(include=set(Train.__dataclass_fields__))
-        return Train(**fields | {"lr": rate(section, round, self.study.run.rounds)})
+        return settings(self.study.train, round, self.study.run.rounds)
 
     def _evaluates(self, done: int) -> bool:
         rounds = self.study.run.rounds

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import cos, pi
 
 from fedloom.runs.study import Training
+from fedloom.types import Train
 
-__all__ = ["rate"]
+__all__ = ["rate", "settings"]
 
 
 def rate(train: Training, round: int, rounds: int) -> float:
@@ -25,3 +26,9 @@ def rate(train: Training, round: int, rounds: int) -> float:
             return train.lr * train.decay**round
         case _:
             return train.lr
+
+
+def settings(train: Training, round: int, rounds: int) -> Train:
+    """The training settings of a round, with its learning rate."""
+    fields = train.model_dump(include=set(Train.__dataclass_fields__))
+    return Train(**fields | {"lr": rate(train, round, rounds)})

@@ -42,6 +42,7 @@ from fedloom.policies.merge import Merge
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
+from fedloom.runs.schedule import settings
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.settings import must_take
@@ -223,6 +224,7 @@ class World:
             )
         if len(self.networks) > self.study.fleet.clients:
             raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
+        self.method.takes(settings(self.study.train, 0, self.study.run.rounds))
         for network in self.networks:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
                 check_logits(network.module, network.shape, network.classes)
