@@ -55,6 +55,8 @@ class Method:
 
     trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "stacked", "graphs")  # that really do its fits
 
+    one_model: ClassVar[bool] = True  # whether a client trains one model a round, so that its last fit is its model
+
     validates: ClassVar[bool] = False  # whether clients decide by their validation data
 
     @property

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedloom.errors import InputError
+from fedloom.models.narrowed import remade
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
 from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
@@ -69,6 +70,19 @@ class Network:
             # Kept: every client that starts without tensors of its own asks for them in every round.
             self._initial = {seed: {name: self._placed(tensor.detach()) for name, tensor in state.items()}}
         return dict(self._initial[seed])
+
+    def small(self, seed: int, where: Where) -> Tensors:
+        """The weights that this seed gives to a model that is built with these units alone.
+
+        Not those of the whole model cut to them: layers are initialised at their own width.
+        """
+        units = self.units
+
+        def build() -> nn.Module:
+            module = self.build()
+            return remade(module, units.take(module.state_dict(), where))
+
+        return {name: self._placed(tensor.detach()) for name, tensor in initialise(build, seed).state_dict().items()}
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)

@@ -64,6 +64,8 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--share", "os:getcwd"], ["share 'os:getcwd' makes a str", "without private"]),
     (["run", "fedavg", "--fleet", "os:getcwd"], ["fleet 'os:getcwd' must take clients and generator"]),
     (["run", "fedavg", "--engine", "os:getcwd"], ["engine 'os:getcwd' must take factory and workers", "nothing"]),
+    (["run", "fedea", "--set", "evaluate.model=trained"], ["evaluate.model", "fedea", "judged by the last"]),
+    (["run", "scaffold", "--set", "train.optimizer=adam"], ["scaffold", "train.optimizer 'sgd'", "got 'adam'"]),
     (["run", "fedes", "--set", "evaluate.gap=true"], ["evaluate.gap", "fedes"]),
     (["run", "os:getcwd"], ["method 'os:getcwd' makes a str", "fedloom.method.Method"]),
     (["run", "fedavg", "--out", "/proc"], ["run.out '/proc' cannot hold the folder of a run"]),

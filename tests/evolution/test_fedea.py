@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -80,11 +82,10 @@ def test_evolution_finds_the_front_of_a_simple_problem():
 
 
 def test_every_individual_is_fedavg_of_its_own_width():
-    """The same as FedAvg on the narrow model, from the same weights, at its own rate."""
+    """The same as FedAvg on the narrow model, from the weights that the seed gives to that, at its own rate."""
     federation = Federation("fedea", **LENET, method={"population": 2, "rounds_each": 2})
     federation.round()
-    units, method = federation.network.units, federation.method
-    first = federation.network.initial(federation.study.run.seed)
+    method, seed = federation.method, federation.study.run.seed
     for number, individual in enumerate(federation.server.memory["offspring"]):
         where = method.where_of(federation.network, individual)
         outcomes = [o for o in federation.engine.outcomes if o.report.numbers["individual"] == number]
@@ -93,14 +94,33 @@ def test_every_individual_is_fedavg_of_its_own_width():
         for task in tasks:
             assert task.train.lr == pytest.approx(0.1 * method.rate(individual))
             assert {n: t.shape for n, t in task.tensors["model"].items()} == federation.network.shapes(where)
-            for name, tensor in units.take(first, where).items():
-                assert torch.equal(dense(task.tensors["model"][name]), tensor)
+            rates = tuple(method.rates(federation.network, individual).values())
+            narrow = partial(build, "narrowed", channels=1, classes=10, size=8, of="lenet5_bn", rates=rates)
+            for name, tensor in initialise(narrow, seed).state_dict().items():
+                assert torch.equal(dense(task.tensors["model"][name]), tensor.to(federation.network.dtype)), name
         weight = sum(outcome.report.weight for outcome in outcomes)
         for name, tensor in individual["tensors"].items():
             mean = sum(o.report.weight * dense(o.report.tensors[name]).double() for o in outcomes) / weight
             assert torch.allclose(tensor.double(), mean if tensor.is_floating_point() else mean.round(), atol=1e-6), (
                 name
             )
+
+
+def test_a_servers_optimiser_remembers_each_individual_for_itself():
+    """Two individuals end alike whichever of them comes first."""
+    ends = []
+    for order in (1, -1):
+        federation = Federation(
+            "fedea", **LENET, method={"population": 2, "rounds_each": 9}, merge={"name": "momentum"}
+        )
+        genes = np.random.default_rng(0).random((2, len(federation.network.units.sizes) + 1))[::order]
+        fresh = federation.method._fresh(genes, federation.server, federation.fleet)
+        federation.server.memory["offspring"] = fresh
+        for _ in range(2):
+            federation.round()
+        ends.append([each["tensors"] for each in federation.server.memory["offspring"]][::order])
+    for one, other in zip(*ends, strict=True):
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def test_generations():
@@ -159,7 +179,7 @@ def test_narrowed_is_initialised_at_its_width():
 
 
 def test_a_rate_too_high_costs_an_individual_and_not_the_run():
-    method = {"population": 4, "rounds_each": 2, "slowest": 1.0, "fastest": 1e12}
+    method = {"population": 4, "rounds_each": 2, "slowest": 1.0, "fastest": 1e8}
     federation = Federation("fedea", **LENET, method=method)
     federation.round()
     out = ["out" in each for each in federation.server.memory["offspring"]]
@@ -195,6 +215,10 @@ def test_random_search_draws_anew():
         ({"cut": {"name": "prefix"}}, "fedea chooses units by its own search"),
         ({"share": {"name": "fedbn"}}, "fedea judges whole models at the server"),
         ({"method": {"slowest": 2.0, "fastest": 1.0}}, "method.slowest of fedea must be at most method.fastest"),
+        (
+            {"start": {"name": "adaptive"}},
+            "fedea trains every individual from its own first weights; leave [start] out",
+        ),
     ],
 )
 def test_nonsense_is_refused(changes, said):

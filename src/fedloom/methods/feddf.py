@@ -48,7 +48,7 @@ class FedDF(FedAvg):
         super().check()
         if not isinstance(self.cut, Whole) or self.share != AllTensors():
             raise InputError("feddf learns from whole models; leave [cut] and [share] out")
-        if not isinstance(self.merge, Mean) or self.merge.by_class:
+        if type(self.merge) is not Mean or self.merge.by_class:
             raise InputError("feddf starts from the mean of whole models; [merge] takes 'mean' without by_class")
 
     def round(self, server: Server, fleet: Fleet) -> Server:

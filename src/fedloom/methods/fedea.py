@@ -28,6 +28,7 @@ from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.unasked import refuse
 from fedloom.network import Network
 from fedloom.policies.cut import Whole
 from fedloom.policies.front import children, nondominated, require, survivors
@@ -37,7 +38,7 @@ from fedloom.readings import Accuracy
 from fedloom.registry import register
 from fedloom.types import Measure, Report, Server, Task, Tensors, Where, Work
 
-Individual = dict[str, Any]  # genes (in [0, 1]), tensors (of its own width), once judged: error, parameters; or out
+Individual = dict[str, Any]  # genes (in [0, 1]), tensors (of its own width), memory; once judged error, parameters; out
 
 
 def validate(method: Any, client: Client, task: Task) -> Work[Report]:
@@ -64,6 +65,7 @@ class FedEA(FedAvg):
         "nsga2"
     )
     validates: ClassVar[bool] = True
+    one_model: ClassVar[bool] = False
 
     def check(self) -> None:
         """Structures are what it looks for."""
@@ -73,6 +75,7 @@ class FedEA(FedAvg):
             raise InputError("fedea chooses units by its own search and cannot run under a cut; leave [cut] out")
         if type(self.share) is not AllTensors:
             raise InputError("fedea judges whole models at the server and cannot keep tensors back; leave [share] out")
+        refuse(self, ("start",), "trains every individual from its own first weights")
         if self.slowest > self.fastest:
             raise InputError(
                 f"method.slowest of fedea must be at most method.fastest; got {self.slowest:g} and {self.fastest:g}"
@@ -89,7 +92,7 @@ class FedEA(FedAvg):
         return dict(zip(network.units.sizes, (self.least + (1 - self.least) * genes).tolist(), strict=True))
 
     def where_of(self, network: Network, individual: Individual) -> Where:
-        """The first units of every group: weights are fresh, so all units are alike."""
+        """The first units of every group: all units of a model that is not trained are alike."""
         kept = network.units.kept(self.rates(network, individual))
         return {group: torch.arange(number) for group, number in kept.items()}
 
@@ -120,11 +123,9 @@ class FedEA(FedAvg):
         return children(parents, _goals(judged), self.population, generator)
 
     def _fresh(self, genes: np.ndarray, server: Server, fleet: Fleet) -> list[Individual]:
-        """Individuals of these genes with the study's first weights, cut to their widths."""
-        first = server.network.initial(fleet.seed)
-        made: list[Individual] = [{"genes": own} for own in genes]
-        units = server.network.units
-        return [{**each, "tensors": units.take(first, self.where_of(server.network, each))} for each in made]
+        """Individuals of these genes with the first weights of models that are built at their widths."""
+        network, made = server.network, [{"genes": own} for own in genes]
+        return [{**each, "tensors": network.small(fleet.seed, self.where_of(network, each))} for each in made]
 
     def _tasks(
         self, server: Server, fleet: Fleet, cohort: Sequence[int], number: int, individual: Individual
@@ -151,13 +152,14 @@ class FedEA(FedAvg):
                 continue
             where, failed, answered = self.where_of(server.network, individual), len(fleet.failed), 0
             full = units.place(individual["tensors"], where, server.tensors)
-            joined = self.merge.begin(replace(server, tensors=full))
+            memory = dict(individual.get("memory", {}))  # of a server's optimiser, which is each individual's own
+            joined = self.merge.begin(replace(server, tensors=full, memory=memory))
             for report in fleet.run(self._tasks(server, fleet, cohort, number, individual), quorum=0.0):
                 joined.add(report)
                 answered += 1
             asked = answered + len(fleet.failed) - failed
             if answered >= fleet.quorum * asked:
-                trained.append({**individual, "tensors": units.take(joined.result(), where)})
+                trained.append({**individual, "tensors": units.take(joined.result(), where), "memory": memory})
             else:
                 trained.append({**individual, "out": True})
                 if all("out" in each for each in (*trained, *tried[number + 1 :])):
@@ -177,7 +179,7 @@ class FedEA(FedAvg):
                 samples += answer.numbers["samples"]
             rates = self.rates(server.network, individual) if samples else {}
             goals = {"error": 1 - right / max(samples, 1.0), "parameters": units.num_parameters(units.kept(rates))}
-            judged.append({**individual, **goals})
+            judged.append({**{name: individual[name] for name in individual.keys() - {"memory"}}, **goals})
         return judged
 
     def work(self, client: Client, task: Task) -> Work[Report]:

@@ -3,7 +3,7 @@
 Algorithm 1 with option II of equation 4 for the client's control variate. The server averages models with equal
 weights, as in the paper; N is the number of clients that ever train. Control variates exist for parameters, not for
 buffers. With momentum, weight decay or clipping, (x - y) / (K eta) is no longer the mean gradient; it is used all the
-same, as every implementation does.
+same, as every implementation does. Adam is refused: its steps are of one length whatever the gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedloom.policies.robust import Robust
 from fedloom.policies.select import members
 from fedloom.registry import name_of, register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Report, Server, Task, Tensors, Work
+from fedloom.types import Fit, Report, Server, Task, Tensors, Train, Work
 
 
 @register("method", "scaffold", paper="Karimireddy et al., ICML 2020")
@@ -50,6 +50,14 @@ class Scaffold(FedAvg):
             raise InputError(
                 f"scaffold adds up control variates, which merge '{name_of(self.merge)}' does not guard: one harmful "
                 "client could still spoil the run; use fedavg or fedprox with this merge"
+            )
+
+    def takes(self, train: Train) -> None:
+        """How far a client moved must say what its gradients were."""
+        if train.optimizer != "sgd":
+            raise InputError(
+                f"scaffold reads gradients off how far a client moved and needs train.optimizer 'sgd'; got "
+                f"'{train.optimizer}'"
             )
 
     def round(self, server: Server, fleet: Fleet) -> Server:

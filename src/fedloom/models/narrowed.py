@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
 from annotated_types import Gt, Le
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.errors import InputError
 from fedloom.models.resolve import build
 from fedloom.registry import register
 from fedloom.units import find_units, skeleton
 
-__all__ = ["narrow", "narrowed"]
+__all__ = ["narrow", "narrowed", "remade"]
 
 Share = Annotated[float, Gt(0), Le(1)]
 
@@ -40,7 +40,11 @@ def narrow(module: nn.Module, shape: tuple[int, ...], rates: Sequence[float]) ->
             f"model.rates needs one share, or one for each of {', '.join(groups)}; got {len(rates)} shares"
         )
     kept = units.kept(dict(zip(groups, rates if len(rates) > 1 else list(rates) * len(groups), strict=True)))
-    tensors = units.take(module.state_dict(), {name: torch.arange(number) for name, number in kept.items()})
+    return remade(module, units.take(module.state_dict(), {name: torch.arange(size) for name, size in kept.items()}))
+
+
+def remade(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The model at the size of these tensors, its layers initialised at that width."""
     small = skeleton(module, tensors)
     for path, part in small.named_modules():
         for name in part._parameters.keys() | part._buffers.keys():

@@ -246,6 +246,11 @@ class World:
                 f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
                 "keep some of each client's images aside with --set data.validation=0.1"
             )
+        if self.study.evaluate.model == "trained" and not self.method.one_model:
+            raise InputError(
+                f"evaluate.model is 'trained', but a client of {name} trains one model after another and would be "
+                "judged by the last; leave it out"
+            )
         if self.study.evaluate.gap:
             method = self.method
             if not (isinstance(method, FedAvg) and method.adapts):
