@@ -94,6 +94,13 @@ class Client:
         """Propose its own version of these tensors, put back to full size where they were cut."""
         full = self.network.units.place(tensors, where, self.own(frozenset(tensors))) if where else tensors
         self.state["own"] = {**self.state.get("own", {}), **full}
+        if where:
+            self.state["where"] = dict(where)
+
+    def used(self, tensors: Tensors) -> Tensors:
+        """The part of a whole model that it uses: where it keeps tensors, the units that it last trained them for."""
+        where = None if self.task.where else self.state.get("where")
+        return self.network.units.take(tensors, where) if where else tensors
 
     def some(self, count: int, purpose: str) -> Samples:
         """So many of its training samples, drawn at random; all of them for 0 or for more than it has."""
@@ -164,8 +171,12 @@ def _batches(
     """Epoch after epoch over the pool's rows, each shuffled or in order; after the last, the last again."""
     for number in count():
         rows = pool[min(number, len(pool) - 1)]
-        batches = batches_of(rows[torch.randperm(len(rows), generator=generator)] if shuffle else rows, size)
-        # Batches of one step come from one permutation, so that they share no sample; with a single batch they must.
+        order = rows[torch.randperm(len(rows), generator=generator)] if shuffle else rows
+        batches = batches_of(order, size)
+        # Batches of one step come from one permutation, so that they share no sample: smaller ones where there are few
+        # samples, unless these would be single.
+        if len(batches) < uses <= len(order) // 2:
+            batches = list(order.tensor_split(uses))
         yield from batches[: max(uses, len(batches) // uses * uses)]
 
 

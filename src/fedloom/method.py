@@ -8,7 +8,7 @@ the data are: `work` trains, `final` makes the model that the client really uses
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import nn
@@ -21,9 +21,9 @@ from fedloom.policies.cut import Cut, Whole
 from fedloom.policies.distil import lesson, teaching
 from fedloom.policies.filter import Filter
 from fedloom.policies.merge import Mean, Merge, check_merge
-from fedloom.policies.objective import CrossEntropy, Objective
+from fedloom.policies.objective import CrossEntropy, Masked, Objective
 from fedloom.policies.select import Select, Uniform
-from fedloom.policies.share import AllTensors, Share
+from fedloom.policies.share import AllTensors, Share, Static
 from fedloom.policies.start import Replace, Start
 from fedloom.policies.topology import Stages, Star, Topology
 from fedloom.registry import name_of
@@ -58,6 +58,14 @@ class Method:
     one_model: ClassVar[bool] = True  # whether a client trains one model a round, so that its last fit is its model
 
     validates: ClassVar[bool] = False  # whether clients decide by their validation data
+
+    def __post_init__(self) -> None:
+        """A scaler that was not asked for rests unless norm statistics are taken anew before each evaluation.
+
+        Those that training keeps would be of divided activations, and a model is evaluated without the division.
+        """
+        if isinstance(self.objective, Masked) and self.objective.scaler is None and not isinstance(self.share, Static):
+            object.__setattr__(self, "objective", replace(self.objective, scaler=False))
 
     @property
     def adapts(self) -> bool:
@@ -102,7 +110,7 @@ class Method:
 
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The model that the client really uses; by default what it would start from."""
-        return (yield from self.start(client))
+        return client.used((yield from self.start(client)))
 
     def model(self, server: Server) -> Tensors | None:
         """The global model, or None where there is none: some of its tensors never reach the server."""

@@ -66,6 +66,8 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--engine", "os:getcwd"], ["engine 'os:getcwd' must take factory and workers", "nothing"]),
     (["run", "fedea", "--set", "evaluate.model=trained"], ["evaluate.model", "fedea", "judged by the last"]),
     (["run", "scaffold", "--set", "train.optimizer=adam"], ["scaffold", "train.optimizer 'sgd'", "got 'adam'"]),
+    (["run", "heterofl", "--model", "lenet5_bn", "--fleet", "low", "--share", "fedbn", "--set", "evaluate.gap=true"],
+     ["evaluate.gap", "tensors of their own"]),
     (["run", "fedes", "--set", "evaluate.gap=true"], ["evaluate.gap", "fedes"]),
     (["run", "os:getcwd"], ["method 'os:getcwd' makes a str", "fedloom.method.Method"]),
     (["run", "fedavg", "--out", "/proc"], ["run.out '/proc' cannot hold the folder of a run"]),

@@ -53,6 +53,14 @@ def test_epochs_clients_and_rounds_are_shuffled_differently():
     assert len({plan.seed, *(other.seed for other in others)}) == 4
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(6, (2, 2, 2)), (16, (6, 5, 5)), (24, (8, 8, 8)), (5, (5, 5, 5))])
+def test_batches_of_a_step_share_no_sample_as_long_as_there_are_two_for_each(count, sizes):
+    client = planned(range(count), batch_size=8)
+    (step,) = client.plan((client.train,) * 3).steps
+    assert tuple(map(len, step)) == sizes
+    assert len(set(torch.cat(step).tolist())) == min(sum(sizes), count)
+
+
 def test_a_plan_is_the_same_every_time_it_is_drawn():
     one, two = (planned(range(20), batch_size=8).plan() for _ in range(2))
     assert flat(one.steps) == flat(two.steps)

@@ -255,6 +255,17 @@ def test_capacity_bounds_the_structured_genes():
     assert population["genes"][:, groups:].max() > capacity.min()
 
 
+def test_what_was_found_is_the_mean_of_those_who_tried():
+    federation = Federation("fedes", **LENET, fleet={"clients": 4, "onlookers": 0.5})
+    for _ in range(3):
+        federation.round()
+    genes = federation.server.memory["evolution"]["genes"]
+    trying = ~federation.fleet.columns["onlooker"]
+    assert trying.sum() == 2
+    assert (genes[~trying] == 0.8).all()
+    assert list(federation.method.found(federation.server).values()) == genes[trying].mean(axis=0).tolist()
+
+
 def test_local_model_is_the_last_survivor():
     federation = Federation("fedes", **LENET)
     federation.round()
@@ -289,6 +300,7 @@ def test_importance_is_a_mean_so_a_temperature_means_the_same_for_all():
     ("changes", "said"),
     [
         ({"cut": {"name": "whole"}}, "fedes keeps a share of each layer and needs a cut"),
+        ({"cut": {"samples": 5}}, "fedes scores units on a client's validation images; leave cut.samples out"),
         ({"method": {"least": 0.9}}, "method.least of fedes must be at most method.first; got 0.9 and 0.8"),
         ({"method": {"first": 0.0}}, "first of method 'fedes' is wrong: input should be greater than 0; got 0.0"),
     ],

@@ -150,7 +150,8 @@ def test_a_target_is_in_the_summary(tmp_path):
 
 
 DOUBLED = {
-    "perfedavg": {}, "ditto": {}, "fedrep": {"method": {"head_epochs": 3}}, "fedckd": {"method": {"mu0": 0.0}},
+    "perfedavg": {"train": {"steps": 2, "batch_size": 4}}, "ditto": {}, "fedrep": {"method": {"head_epochs": 3}},
+    "fedckd": {"method": {"mu0": 0.0}},
     "fedrkd": {}, "fedcpn": {"start": {"most": 3}}, "fedmd": {"method": {"public_epochs": 1, "private_epochs": 1}},
     "fedes": {"method": {"first": 1.0, "sigma": 0.0}},
 }  # fmt: skip
@@ -161,6 +162,6 @@ def test_a_forward_pass_costs_what_the_model_costs_whatever_training_does_with_i
     """Several gradients a step, teachers, second models and other fits of the round are in `train_macs` alone."""
     changes = {"data": {"validation": 0.2, "public": 10}, **DOUBLED[method]}
     summary = run(method, tmp_path, **changes).summary
-    plain = run("fedavg", tmp_path, **{name: changes[name] for name in ("data",)}).summary
+    plain = run("fedavg", tmp_path, **{name: changes[name] for name in ("data", "train") if name in changes}).summary
     assert summary["mean_forward_macs"] == summary["last_forward_macs"] == 64 * 8 + 8 * 10
     assert summary["train_macs"] > plain["train_macs"]

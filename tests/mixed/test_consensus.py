@@ -282,7 +282,13 @@ def test_slots_about_tensors_are_refused(method, slot):
 
 
 @pytest.mark.parametrize(
-    "slot", [{"cut": {"name": "prefix"}}, {"share": {"name": "fedbn"}}, {"merge": {"by_class": True}}]
+    "slot",
+    [
+        {"cut": {"name": "prefix"}},
+        {"share": {"name": "fedbn"}},
+        {"merge": {"by_class": True}},
+        {"merge": {"name": "momentum"}},
+    ],
 )
 def test_feddf_takes_whole_models(slot):
     with pytest.raises(InputError, match=r"feddf .* whole models"):

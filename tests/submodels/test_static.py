@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedloom import wire
+from fedloom.methods.heterofl import HeteroFL
 from fedloom.network import Network
 from fedloom.policies.moments import statistics
-from fedloom.policies.share import Static
+from fedloom.policies.objective import Masked
+from fedloom.policies.share import AllTensors, NotNorms, Static
+from fedloom.readings import Accuracy
 from fedloom.runs.evaluation import evaluate
 from fedloom.runs.export import export
-from fedloom.types import Server
+from fedloom.types import Measure, Server
 from tests.contract.study import rows
 from tests.core.small import Place, fleet_of, images_of
 from tests.methods.tiny import run
@@ -222,6 +227,45 @@ def test_clients_evaluate_with_the_pooled_statistics():
     assert len(asked) == 4
     for name in federation.network.buffers:
         assert torch.equal(asked[0].tensors["model"][name], filled[name]), name
+
+
+def by_its_data(federation, outcome, model):
+    """A client's own model in evaluation, and by the statistics of all its training images."""
+    client = federation.world.client(replace(federation.engine.tasks[0], client=outcome.client), {})
+    x = client.train.images.batch(client.train.rows).x
+    with torch.no_grad():
+        logits = [federation.network.bound(model, training=mode)(x).clone() for mode in (False, True)]
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("heterofl", {"evaluate": {"model": "trained"}}),
+        ("fedes", {"share": {"name": "static"}, "method": {"redraw": False}}),
+    ],
+)
+def test_what_a_client_is_judged_by_has_the_statistics_of_its_own_data(method, changes):
+    """Training starts them anew in every round, so what a few steps leave of them is mostly the start."""
+    federation = Federation(method, fleet=MIXED, data={"validation": 0.2}, **NORMED, **changes)
+    federation.round()
+    for outcome in federation.engine.outcomes:
+        alone, together = by_its_data(federation, outcome, outcome.state["trained"])
+        torch.testing.assert_close(alone, together, rtol=1e-3, atol=1e-3)
+
+
+def test_the_ternary_server_is_judged_by_the_statistics_of_the_batch():
+    federation = Federation("tfedavg", share={"name": "static"}, data={"public": 20}, **NORMED)
+    federation.round()
+    judged = [each.what for each in federation.engine.requests if isinstance(each, Measure)]
+    assert judged == [Accuracy(training=True)] * 2
+
+
+def test_the_scaler_rests_where_statistics_are_kept():
+    """They would be those of divided activations, and models are evaluated without the division."""
+    assert HeteroFL().objective.scaler is None
+    assert HeteroFL(share=NotNorms()).objective.scaler is False
+    assert HeteroFL(share=AllTensors(), objective=Masked(scaler=True)).objective.scaler is True
 
 
 def test_an_exported_model_is_the_one_that_was_evaluated(tmp_path):

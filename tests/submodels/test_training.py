@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.engine.reference import Eager
+from fedloom.engine.worker import arrived
 from fedloom.errors import InputError
 from fedloom.policies.objective import CrossEntropy, Masked
 from fedloom.registry import entries
@@ -76,6 +77,26 @@ def test_scaler_is_the_identity_on_the_whole_model(name):
     net, x = network(name), images()
     tensors = {key: tensor.clone() for key, tensor in tensors_of(name).items()}
     assert torch.equal(net.bound(tensors, training=True)(x).clone(), net.bound(tensors, training=True, scaler=True)(x))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"), [("heterofl", {"share": {"name": "fedbn"}}), ("fedckd", {"cut": {"name": "prefix"}})]
+)
+def test_a_weak_client_that_keeps_tensors_uses_the_units_that_it_trained_them_for(method, changes):
+    """Of the rest of the whole model its own tensors are still those that nobody trained."""
+    changes |= {"model": {"name": "lenet5_bn", "hidden": None}, "fleet": MIXED, "data": {"validation": 0.2}}
+    federation = Federation(method, **changes, **FLOAT32)
+    federation.round()
+    outcomes = [outcome for outcome in federation.engine.outcomes if outcome.report.where]
+    assert outcomes
+    for outcome in outcomes:
+        task = federation.fleet.task(outcome.client, {"model": federation.method.evaluation(federation.server)})
+        client = federation.world.client(arrived(task, federation.network), dict(outcome.state))
+        used = federation.answer(federation.method.final(client, client.task))
+        assert {name: each.shape for name, each in used.items()} == federation.network.shapes(outcome.report.where)
+        whole = {**client.received(), **outcome.state["own"]}
+        expected = federation.network.units.take({name: whole[name] for name in used}, outcome.report.where)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in used.items())
 
 
 def test_scaler_is_off_at_evaluation(tmp_path):

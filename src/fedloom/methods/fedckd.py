@@ -58,7 +58,7 @@ class FedCKD(FedAvg):
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The own model, once there is one."""
         started = yield from self.start(client)
-        return self._own(client, started) if "own" in client.state else started
+        return client.used(self._own(client, started)) if "own" in client.state else started
 
     def _own(self, client: Client, like: Tensors) -> Tensors:
         own = client.own(frozenset(like))

@@ -31,6 +31,7 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.network import Network
 from fedloom.policies.chromosome import Genes
 from fedloom.policies.cut import Cut, Scored, Whole
+from fedloom.policies.moments import completed
 from fedloom.policies.strategy import Population, Strategy
 from fedloom.readings import Accuracy
 from fedloom.registry import register
@@ -67,6 +68,8 @@ class FedES(FedAvg):
         super().check()
         if isinstance(self.cut, Whole):
             raise InputError("fedes keeps a share of each layer and needs a cut that says which units; leave [cut] out")
+        if self.cut.samples:
+            raise InputError("fedes scores units on a client's validation images; leave cut.samples out")
         for low, high in (("least", "first"), ("sigma_least", "sigma_most")):
             if getattr(self, low) > getattr(self, high):
                 raise InputError(
@@ -129,6 +132,9 @@ class FedES(FedAvg):
         fits = yield tuple(Fit(subnet, step, plan, self.fixed(client, subnet)) for subnet in subnets)
         pruned = [genes.prune(fit.tensors, each) for fit, each in zip(fits, chromosomes, strict=True)]
         left: list[Tensors] = [{name: dense(value) for name, value in each.items()} for each in pruned]
+        if self.share.dropped(client.network):  # nobody sends norm statistics: those of a few steps would judge
+            for number, tensors in enumerate(left):
+                left[number] = yield from completed(client, tensors)
         read = yield tuple(Measure(tensors, Accuracy(), client.validation) for tensors in left)
         right = [float(each["right"].sum()) for each in read]
         size = [sum(value.numel() for value in each.values()) for each in pruned]
@@ -154,10 +160,12 @@ class FedES(FedAvg):
             raise InputError(f"fedes found no units to cut in the model: {network.units.whole}")
 
     def found(self, server: Server) -> dict[str, Any]:
-        """The mean chromosome of all clients, gene by gene."""
+        """The mean chromosome of the clients that have tried one, gene by gene."""
         population = server.memory.get("evolution")
-        names = Genes.of(server.network).names
-        return dict(zip(names, population["genes"].mean(axis=0).tolist(), strict=True)) if population else {}
+        if population is None or not population["tried"].any():
+            return {}
+        mean = population["genes"][population["tried"] > 0].mean(axis=0)
+        return dict(zip(Genes.of(server.network).names, mean.tolist(), strict=True))
 
 
 def redrawn(client: Client) -> Client:

@@ -42,8 +42,8 @@ class Seen:
         self.model, self.network, self.points = model, model.network, points
 
     def __call__(self, tensors: Tensors, x: Tensor, *, scaler: bool = False) -> Tensor:
-        """The logits; they and the features are kept."""
-        self.logits, self.features = self.model.read(tensors, x, self.points, scaler=scaler)
+        """The logits; they and the features are kept. No scaler: a teacher is read at its own scale."""
+        self.logits, self.features = self.model.read(tensors, x, self.points)
         return self.logits
 
     def read(

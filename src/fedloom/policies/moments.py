@@ -13,7 +13,7 @@ from fedloom.client import Client
 from fedloom.questions import QUESTIONS
 from fedloom.types import Batch, Measure, Model, Report, Task, Tensors, Work
 
-__all__ = ["NormMoments", "statistics"]
+__all__ = ["NormMoments", "completed", "statistics"]
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,25 @@ class NormMoments:
         return sums
 
 
+def completed(client: Client, tensors: Tensors) -> Work[Tensors]:
+    """A model with the norm statistics of the client's training data, for a share that drops them in training."""
+    return {**tensors, **(yield from _moments(client, tensors))}
+
+
 def statistics(method: Any, client: Client, task: Task) -> Work[Report]:
     """Mean and variance of what enters every batch-norm layer, over your training data (static batch norm)."""
-    read = yield Measure(client.received(), NormMoments(), client.normed(client.train))
+    return Report((yield from _moments(client, client.received())), weight=float(client.samples))
+
+
+def _moments(client: Client, tensors: Tensors) -> Work[Tensors]:
+    read = yield Measure(tensors, NormMoments(), client.normed(client.train))
     layers = [name.removesuffix(".count") for name in read if name.endswith(".count")]
     moments: Tensors = {}
     for layer in layers:
         mean = read[f"{layer}.running_mean"] / read[f"{layer}.count"]
         variance = (read[f"{layer}.running_var"] / read[f"{layer}.count"] - mean.square()).clamp(min=0)
         moments |= {f"{layer}.running_mean": mean, f"{layer}.running_var": variance}
-    moments = {name: moment.to(client.network.dtype) for name, moment in moments.items()}
-    return Report(moments, weight=float(client.samples))
+    return {name: moment.to(client.network.dtype) for name, moment in moments.items()}
 
 
 QUESTIONS["statistics"] = statistics

@@ -53,7 +53,8 @@ class Masked:
 
     fill: Annotated[Literal["zero", "minus_infinity"], "what takes the place of a masked logit"] = "zero"
     scaler: Annotated[
-        bool | None, "divide outputs of cut layers by the share of units kept, in training only; unset: if it has norms"
+        bool | None,
+        "divide outputs of cut layers by the share of units kept, in training only; unset: under static batch norm",
     ] = None
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:

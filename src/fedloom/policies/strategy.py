@@ -27,8 +27,8 @@ __all__ = ["Population", "Strategy", "expected_length"]
 
 Vector = npt.NDArray[np.float64]
 Population = Mapping[str, Vector]
-"""genes, most (largest allowed), path, arose (the direction by which the genes arose): a row a client; sigma: a number
-a client; covariance: (L, L)."""
+"""genes, most (largest allowed), path, arose (the direction by which the genes arose): a row a client; sigma, and how
+many offspring were tried: a number a client; covariance: (L, L)."""
 
 THINNEST = 1e-3  # smallest eigenvalue of C, whose mean eigenvalue is 1
 
@@ -61,6 +61,7 @@ class Strategy:
             "genes": np.clip(np.full_like(most, self.first), self.least, most),
             "most": most,
             "sigma": np.full(clients, self.sigma),
+            "tried": np.zeros(clients),
             "path": np.zeros_like(most),
             "arose": np.zeros_like(most),
             "covariance": np.eye(genes),
@@ -82,6 +83,7 @@ class Strategy:
         for client, (offspring, better) in sorted(tried.items()):
             sigma = float(population["sigma"][client])
             move = (offspring - population["genes"][client]) / sigma if sigma else np.zeros_like(offspring)
+            after["tried"][client] += 1
             after["path"][client] *= fade
             if better:
                 after["genes"][client], after["arose"][client] = offspring, move

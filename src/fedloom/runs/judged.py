@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedloom.client import Client
+from fedloom.method import Method
+from fedloom.policies.moments import completed
 from fedloom.types import Fitted, Report, Task, Work
 
 __all__ = ["remembered"]
 
 
-def remembered(work: Callable[[Client, Task], Work[Report]], client: Client, task: Task) -> Work[Report]:
-    """The same work; the client keeps what it last trained, to be judged by it."""
-    half, answer = work(client, task), None
+def remembered(method: Method, client: Client, task: Task) -> Work[Report]:
+    """The method's work; the client keeps what it last trained, to be judged by it."""
+    half, answer = method.work(client, task), None
     while True:
         try:
             asked = half.send(answer)
         except StopIteration as stop:
             report: Report = stop.value
+            if method.share.dropped(client.network) and "trained" in client.state:
+                # Its statistics are those of the few steps since they were last thrown away.
+                client.state["trained"] = yield from completed(client, client.state["trained"])
             return report
         answer = yield asked
         for each in answer if isinstance(answer, tuple) else (answer,):

@@ -255,6 +255,12 @@ class World:
             method = self.method
             if not (isinstance(method, FedAvg) and method.adapts):
                 raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
+            own = method.share.private(self.network) | method.start.keeps(self.network)
+            if own:
+                raise InputError(
+                    "evaluate.gap repeats a round's fits from what the server sent, but here clients keep "
+                    f"{len(own)} tensors of their own, which have changed by then; leave it out"
+                )
             if not method.by_capacity:
                 raise InputError(f"evaluate.gap has clients train the whole model too, which under {name} nobody does")
         if self.study.engine.deadline is not None and self.settled.engine.trainer in ("stacked", "graphs"):
@@ -312,7 +318,7 @@ class World:
         """What a task can ask for: the method's work, or a question."""
         work = self.method.work
         if self.study.evaluate.model == "trained":
-            work = partial(remembered, work)
+            work = partial(remembered, self.method)
         return {"work": work} | {name: partial(ask, self.method) for name, ask in (QUESTIONS | {"gap": gap}).items()}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
