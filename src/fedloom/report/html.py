@@ -18,7 +18,7 @@ from fedloom.errors import InputError, choose
 from fedloom.report.gather import Group, Run, common, groups_of, read_runs
 from fedloom.report.statistics import estimate, verdict
 from fedloom.report.svg import Point, Series, heat, lines, scatter
-from fedloom.report.tables import COST, NAMES, UNTIL, Rows, brief, interval, percent, quantity, statistics_table
+from fedloom.report.tables import COST, NAMES, UNTIL, Rows, aims, brief, interval, percent, quantity, statistics_table
 from fedloom.runs.grid import Spread
 
 __all__ = ["render", "write_report"]
@@ -272,10 +272,13 @@ def _costs(groups: Sequence[Group], measure: str) -> Section:
     targets = {run.study.evaluate.target for group in groups for run in group.runs} - {None}
     if targets:
         rows: Rows = {}
+        marks = aims({group.label: [run.summary for run in group.runs] for group in groups})
         for group in groups:
             reached = len(group.values("rounds_to_target"))
-            rows[group.label] = {h: brief(_spread(group, name), scale) for h, (name, scale) in UNTIL.items()}
-            rows[group.label]["runs that reached it"] = f"{reached} of {len(group.runs)}"
+            spent = {head: brief(_spread(group, name), scale) for head, (name, scale) in UNTIL.items()}
+            rows[group.label] = (
+                marks.get(group.label, {}) | spent | {"runs that reached it": f"{reached} of {len(group.runs)}"}
+            )
         said = " or ".join(f"{100 * target:g} %" for target in sorted(t for t in targets if t is not None))
         tables.append(_table(f"Until {said} accuracy", rows, note="Means over the runs that reached it."))
     figures = []
