@@ -67,6 +67,16 @@ def test_the_diagonal_is_what_evaluation_measured(runs):
         assert known.own == pytest.approx(result.summary["local_accuracy"])
 
 
+def test_everybody_is_shown_the_model_of_its_kind(tmp_path):
+    """FedDF with two models: clients of the second kind know with theirs what evaluation measured."""
+    plan = {"model": {"name": ["lenet5", "mlp"], "hidden": None}, "fleet": {"clients": 4}, "data": {"public": 20}}
+    result = run("feddf", tmp_path, partition={"name": "iid"}, **plan)
+    known = knowledge(result.folder)
+    assert known.peers.diagonal().tolist() == result.participants
+    assert np.isfinite(known.peers).all()
+    assert len({tuple(row) for row in known.peers.tolist()}) == 2, "one model a kind, and the kinds differ"
+
+
 def command(monkeypatch, capsys, *words):
     monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
     with pytest.raises(SystemExit) as end:
