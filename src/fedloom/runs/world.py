@@ -39,6 +39,7 @@ from fedloom.models.resolve import build, check_logits
 from fedloom.network import Network
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
+from fedloom.policies.topology import Graph
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
@@ -224,6 +225,8 @@ class World:
             )
         if len(self.networks) > self.study.fleet.clients:
             raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
+        if isinstance(self.method.topology, Graph):
+            self.method.topology.fits(self.study.fleet.clients)
         self.method.takes(settings(self.study.train, 0, self.study.run.rounds))
         for network in self.networks:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
