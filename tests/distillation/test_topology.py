@@ -96,6 +96,10 @@ def test_wrong_graphs_are_refused():
         study_of("fedrkd", cut={"name": "prefix"})
     with pytest.raises(InputError, match="objective is features or soft; got 'cross_entropy'"):
         study_of("fedrkd", objective={"name": "cross_entropy"})
+    for topology in ({"name": "graph"}, {"name": "graph", "shape": "ring"}):
+        with pytest.raises(InputError, match=r"one teacher at a time; got topology 'graph', allowed: chain, ring"):
+            study_of("metafed", topology=topology)
+    assert study_of("metafed", topology={"name": "ring"}).topology.name == "ring"
     assert study_of("gossip", topology={"shape": "edges", "edges": [[0, 1], [1, 2]]}).topology.fields
 
 
