@@ -40,6 +40,18 @@ def test_traffic_is_that_of_the_ledger(runs):
     assert rows["star"]["busiest node"] == f"{total / 1e3:.3g} kB"
 
 
+def test_without_a_server_nobody_is_the_single_point_of_failure(tmp_path):
+    """All traffic of a ring of two, or of a star of edges, passes one participant; yet the others go on without it."""
+    edges = {"shape": "edges", "edges": [[0, 1], [0, 2]]}
+    rows = traffic_rows({
+        "pair": run("fedrkd", tmp_path / "pair", fleet={"clients": 2}, **STUDY),
+        "hub": run("gossip", tmp_path / "hub", topology=edges, model={"hidden": [1000]}, **STUDY),
+    })  # fmt: skip
+    assert [row["share of all traffic"] for row in rows.values()] == ["100%", "100%"]
+    assert [row["is"] for row in rows.values()] == ["a participant"] * 2
+    assert [row["single point of failure"] for row in rows.values()] == ["no", "no"]
+
+
 def test_an_epoch_is_one_pass_over_the_own_data(runs):
     """FedAvg: one a round. A ring of three: one alone and two hops in the first round, then two."""
     assert spent(runs["star"])["local epochs"] == pytest.approx([1, 2])
