@@ -411,6 +411,23 @@ def test_a_target_that_only_some_runs_reach_says_so(command):
     assert len(command(*words, "--json").last["methods"]["fedavg"]["macs_to_target"]) == reached
 
 
+def test_targets_about_different_accuracies_say_so(command, tmp_path):
+    """FedBN has no global model: its numbers are until the clients' own accuracy, and no table hides it."""
+    words = [*SMALL, "--model", "lenet5_bn", "--rounds", 1, "--set", "evaluate.target=0.01"]
+    mixed = command("compare", "fedavg", "fedbn", *words, "--out", "mixed", "--json")
+    assert mixed.code == 0, mixed.err
+    said = {name: each["target_measure"] for name, each in mixed.last["methods"].items()}
+    assert said == {"fedavg": ["global_accuracy"], "fedbn": ["local_accuracy"]}
+    table = (tmp_path / "mixed" / "table.md").read_text()
+    assert "| method | target of | rounds |" in table
+    assert "| fedavg | global accuracy | 1 |" in table
+    assert "| fedbn | local accuracy | 1 |" in table
+    assert "fedbn,local accuracy,1," in (tmp_path / "mixed" / "report.html").read_text()
+    shown = command("compare", "fedavg", *words, "--out", "alone")
+    assert "target of" not in shown.out, "nothing is mixed"
+    assert "reached 1 % local accuracy after 1 rounds" in command("run", "fedbn", *words).out
+
+
 def test_a_scale_may_change_rows_and_columns_of_its_own(command, paper, tmp_path):
     text = PAPER.replace("[scales.paper]", """[scales.small]
 columns = {{ skewed = {{ run = {{ rounds = 3 }} }} }}

@@ -40,6 +40,18 @@ def test_traffic_is_that_of_the_ledger(runs):
     assert rows["star"]["busiest node"] == f"{total / 1e3:.3g} kB"
 
 
+def test_without_a_server_nobody_is_the_single_point_of_failure(tmp_path):
+    """All traffic of a ring of two, or of a star of edges, passes one participant; yet the others go on without it."""
+    edges = {"shape": "edges", "edges": [[0, 1], [0, 2]]}
+    rows = traffic_rows({
+        "pair": run("fedrkd", tmp_path / "pair", fleet={"clients": 2}, **STUDY),
+        "hub": run("gossip", tmp_path / "hub", topology=edges, model={"hidden": [1000]}, **STUDY),
+    })  # fmt: skip
+    assert [row["share of all traffic"] for row in rows.values()] == ["100%", "100%"]
+    assert [row["is"] for row in rows.values()] == ["a participant"] * 2
+    assert [row["single point of failure"] for row in rows.values()] == ["no", "no"]
+
+
 def test_an_epoch_is_one_pass_over_the_own_data(runs):
     """FedAvg: one a round. A ring of three: one alone and two hops in the first round, then two."""
     assert spent(runs["star"])["local epochs"] == pytest.approx([1, 2])
@@ -65,6 +77,16 @@ def test_the_diagonal_is_what_evaluation_measured(runs):
         known = knowledge(result.folder)
         assert known.peers.diagonal().tolist() == pytest.approx(result.participants)
         assert known.own == pytest.approx(result.summary["local_accuracy"])
+
+
+def test_everybody_is_shown_the_model_of_its_kind(tmp_path):
+    """FedDF with two models: clients of the second kind know with theirs what evaluation measured."""
+    plan = {"model": {"name": ["lenet5", "mlp"], "hidden": None}, "fleet": {"clients": 4}, "data": {"public": 20}}
+    result = run("feddf", tmp_path, partition={"name": "iid"}, **plan)
+    known = knowledge(result.folder)
+    assert known.peers.diagonal().tolist() == result.participants
+    assert np.isfinite(known.peers).all()
+    assert len({tuple(row) for row in known.peers.tolist()}) == 2, "one model a kind, and the kinds differ"
 
 
 def command(monkeypatch, capsys, *words):

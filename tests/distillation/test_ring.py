@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from fedloom.data.rows import Rows
+from fedloom.errors import InputError
 from fedloom.methods import fedrkd
 from fedloom.methods.fedrkd import strength
 from fedloom.methods.gossip import mixed
@@ -332,9 +336,34 @@ def test_there_is_no_global_model(tmp_path):
 
 
 def test_a_study_without_validation_data_is_refused():
-    from fedloom.errors import InputError
-
     for method in ("fedrkd", "fedckd", "metafed"):
         with pytest.raises(InputError, match=f"{method} needs validation data at every client"):
             world(method).check()
     assert study_of("gossip")
+
+
+def spared(clients, validation, without, **changes):
+    """The world of a study in which some clients have no validation image."""
+    place = world("fedckd", data={"validation": validation}, fleet={"clients": clients, **changes})
+    held = Rows.of([[] if client in without else [client] for client in range(clients)])
+    return replace(place, split=replace(place.split, validation=held))
+
+
+@pytest.mark.parametrize(("validation", "without", "said"), [
+    (0.2, [1, 4], "data.validation is 0.2 and 2 of 8 clients have none (numbers 1, 4); they hold too few images"),
+    (0.2, range(1, 8), "7 of 8 clients have none (numbers 1, 2, 3, 4, 5, ...); they hold too few images"),
+    (0.0, range(8), "data.validation is 0 and 8 of 8 clients have none (numbers 0, 1, 2, 3, 4, ...); keep some of "
+     "each client's images aside with --set data.validation=0.1"),
+])  # fmt: skip
+def test_who_has_no_validation_image_is_named(validation, without, said):
+    with pytest.raises(InputError) as refused:
+        spared(8, validation, without).check()
+    assert str(refused.value).endswith(said)
+
+
+def test_who_never_trains_needs_no_validation_image():
+    looking_on = spared(8, 0.2, [], onlookers=0.25).columns["onlooker"].nonzero()[0].tolist()
+    assert len(looking_on) == 2
+    spared(8, 0.2, looking_on, onlookers=0.25).check()
+    with pytest.raises(InputError, match=r"1 of 8 clients have none \(numbers \d\)"):
+        spared(8, 0.2, [*looking_on, min(set(range(8)) - set(looking_on))], onlookers=0.25).check()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedloom.errors import InputError
 from fedloom.policies.topology import Chain, Graph, Ring, metropolis
-from tests.methods.tiny import study_of
+from tests.cli.conftest import SMALL, command  # noqa: F401 (a fixture)
+from tests.methods.tiny import study_of, world
 
 SHAPES = ["complete", "ring", "torus", "regular"]
 some_members = st.sets(st.integers(0, 60), min_size=1, max_size=24).map(sorted)
@@ -95,7 +96,20 @@ def test_wrong_graphs_are_refused():
         study_of("fedrkd", cut={"name": "prefix"})
     with pytest.raises(InputError, match="objective is features or soft; got 'cross_entropy'"):
         study_of("fedrkd", objective={"name": "cross_entropy"})
+    for topology in ({"name": "graph"}, {"name": "graph", "shape": "ring"}):
+        with pytest.raises(InputError, match=r"one teacher at a time; got topology 'graph', allowed: chain, ring"):
+            study_of("metafed", topology=topology)
+    assert study_of("metafed", topology={"name": "ring"}).topology.name == "ring"
     assert study_of("gossip", topology={"shape": "edges", "edges": [[0, 1], [1, 2]]}).topology.fields
+
+
+def test_edges_to_clients_that_do_not_exist_are_refused(command, tmp_path):  # noqa: F811
+    """A ring that counts from 1 would leave client 0 alone and drop its last member without a word."""
+    words = [*SMALL, "--clients", 3, "--set", "topology.shape=edges"]
+    ended = command("run", "gossip", *words, "--set", "topology.edges=[[1, 2], [2, 3], [3, 1], [4, 2]]")
+    assert ended.sentence() == "topology.edges name client(s) 3, 4, but 3 clients are numbered 0 to 2"
+    assert not list(tmp_path.glob("runs/*")), "before the run"
+    world("gossip", topology={"shape": "edges", "edges": [[0, 1], [1, 2], [2, 0]]}).check()
 
 
 @given(st.integers(2, 14), st.sampled_from(SHAPES))

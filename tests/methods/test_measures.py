@@ -46,12 +46,14 @@ def test_to_target(target, rounds):
     assert found["rounds_to_target"] == rounds
     assert found["bytes_to_target"] == (None if rounds is None else 30 * rounds)
     assert found["virtual_seconds_to_target"] == (None if rounds is None else 2.0 * rounds)
+    assert found["target_measure"] == "global_accuracy"
     assert summarise(ROWS, target).items() >= found.items()
 
 
 def test_to_target_without_a_global_model_is_about_the_clients_own():
     local = [row(1, None, 0.4), row(2), row(3, None, 0.6)]
     assert to_target(local, 0.6)["rounds_to_target"] == 3
+    assert summarise(local, 0.6)["target_measure"] == "local_accuracy"
     found = summarise(local, 0.9)
     assert found["global_accuracy"] is found["best_global_accuracy"] is found["best_round"] is None
     assert found["local_accuracy"] == 0.6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -107,16 +108,80 @@ def test_the_split_is_drawn_without_the_data(runs, monkeypatch):
     assert "Training images by class and client" in render(found)
 
 
+def stopped(place, done=2, accuracy=None):
+    """Take a finished run back to where it stood after some rounds, in the middle of writing the next."""
+    (place / "summary.json").unlink()
+    rows = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+    if accuracy is not None:
+        rows[done - 1] = json.dumps(json.loads(rows[done - 1]) | {"global_accuracy": accuracy}) + "\n"
+    (place / "metrics.jsonl").write_text("".join(rows[:done]) + rows[done][:40])
+
+
+def cells(text, title):
+    """A table of the page, as its CSV button copies it: head -> row -> cell."""
+    copied = html.unescape(re.search(rf'<h3>{title}</h3>\s*<button[^>]*data-copy="([^"]*)"', text)[1])
+    return {row.pop("method"): row for row in csv.DictReader(io.StringIO(copied))}
+
+
 def test_a_run_under_way_is_shown_as_such(runs, tmp_path):
     shutil.copytree(runs, tmp_path / "runs")
-    place = next((tmp_path / "runs").glob("fedrolex*1"))
-    (place / "summary.json").unlink()
-    lines_of = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (place / "metrics.jsonl").write_text("".join(lines_of[:2]) + lines_of[2][:40])
+    stopped(next((tmp_path / "runs").glob("fedrolex*1")))
     text = render(read_runs([tmp_path / "runs"]))
     assert "2 of 3" in text
     assert "stopped" in text
     assert "1 rounds to go" in text
+
+
+def test_statistics_are_over_finished_runs(runs, tmp_path):
+    """Of two seeds one was stopped at an accuracy of 98.76 %: it is named, and no mean has it."""
+    shutil.copytree(runs, tmp_path / "runs")
+    whole = json.loads(next(runs.glob("fedrolex*0/summary.json")).read_text())
+    stopped(next((tmp_path / "runs").glob("fedrolex*1")), accuracy=0.9876)
+    text = render(read_runs([tmp_path / "runs"]))
+    assert "have not ended: fedrolex, seed 1 (stopped, 1 rounds to go)." in text
+    assert "1 seed(s) in common" in text
+    ended = f"{100 * whole['global_accuracy']:.2f}"
+    assert (
+        cells(text, "Accuracy")["fedrolex"] | {"seeds": "1", "global %": ended} == cells(text, "Accuracy")["fedrolex"]
+    )
+    assert cells(text, "What the seeds carry")["fedrolex"]["mean %"] == ended
+    assert cells(text, "What the seeds carry")["heterofl"]["95 % interval"] != "-"
+    assert cells(text, "Cost of the whole run")["fedrolex"]["up MB"] == f"{whole['upload_bytes'] / 1e6:.3g}"
+    assert "98.76" not in text
+
+
+def test_a_method_none_of_whose_runs_ended_is_shown_as_far_as_it_got(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    for seed in (0, 1):
+        stopped(next((tmp_path / "runs").glob(f"fedrolex*{seed}")), accuracy=0.9876)
+    text = render(read_runs([tmp_path / "runs"]), "heterofl")
+    assert "have not ended: fedrolex, seed 0 (stopped, 1 rounds to go); fedrolex, seed 1 (stopped, 1 round" in text
+    assert cells(text, "Accuracy")["fedrolex"]["global %"] == "98.76 ± 0.00"
+    assert cells(text, "Accuracy")["fedrolex"]["state"] == "1 rounds to go"
+    assert cells(text, "What the seeds carry")["fedrolex"]["mean %"] == "-"
+    assert "No winner: there is nothing to compare with." in text
+    assert "98.76 to" not in text, "no interval"
+
+
+def test_two_runs_of_one_seed_are_named_and_one_counts(runs, tmp_path):
+    """A run and two copies, one of them stopped: of the two finished ones the later counts, at 98.76 %."""
+    shutil.copytree(runs, tmp_path / "runs")
+    first = next((tmp_path / "runs").glob("heterofl*0"))
+    copies = [first.with_name(name) for name in ("a", "b")]
+    for copy in copies:
+        shutil.copytree(first, copy)
+    stopped(copies[0])
+    for file, change in (("summary.json", {"global_accuracy": 0.9876}), ("environment.json", {"started": "9999"})):
+        (copies[1] / file).write_text(json.dumps(json.loads((copies[1] / file).read_text()) | change))
+    found = read_runs([tmp_path / "runs"])
+    (group,) = [group for group in groups_of(found) if group.label == "heterofl"]
+    assert len(group.runs) == 4
+    assert group.counted.values("global_accuracy")[0] == 0.9876
+    text = render(found)
+    assert "<li>2 seeds</li>" in text
+    assert {row["seeds"] for row in cells(text, "Accuracy").values()} == {"2"}
+    assert f"heterofl, seed 0 ({copies[1]} counts, not {copies[0]}, {first})." in text
+    assert "means over 2 seeds" in text
 
 
 def test_wrong_input(command, runs, tmp_path):  # noqa: F811

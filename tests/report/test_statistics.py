@@ -98,6 +98,31 @@ def test_one_equal_rival_is_enough_for_no_winner():
     assert "fair" not in sentence
 
 
+def test_the_best_is_the_best_over_the_seeds_that_all_have():
+    """Three kind seeds of its own lift a's mean to 0.75; over the three in common b is above it, by 0.1 on average."""
+    a, b = {0: 0.50, 1: 0.51, 2: 0.52, 3: 0.99, 4: 0.99, 5: 0.99}, {0: 0.60, 1: 0.62, 2: 0.61}
+    winner, sentence = verdict({"a": a, "b": b})
+    assert winner == "b"
+    assert sentence.startswith("b has the best accuracy")
+    assert "over 3 seeds in common" in sentence
+    p = scipy.stats.ttest_rel([0.60, 0.62, 0.61], [0.50, 0.51, 0.52]).pvalue
+    assert f"p <= {p:.2g} (" in sentence
+
+
+def test_every_pair_is_tested_over_the_same_seeds():
+    """The third method has seeds 3 to 5: what the others have besides counts for nothing."""
+    longer = {name: seeds([0.0, 1.0, 0.5, *values]) for name, values in CLEAR.items() if name != "bad"}
+    late = {"bad": {seed + 3: value for seed, value in enumerate(CLEAR["bad"])}}
+    assert verdict(longer | late) == verdict(table(CLEAR))
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3])
+def test_too_few_seeds_in_common_are_not_tested(apart):
+    winner, sentence = verdict({"a": {0: 0.9, 1: 0.91, 2: 0.92}, "b": {apart + n: 0.1 for n in range(3)}})
+    assert winner is None
+    assert f"{3 - apart} seed(s) in common" in sentence
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_methods_that_differ_by_luck_have_no_winner(seed):
     """Twenty fair coins: at level 0.05 over all pairs a winner by luck is rare, and it is the same every time."""

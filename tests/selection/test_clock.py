@@ -106,6 +106,29 @@ def test_a_file_of_windows(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("windows", "now", "leaves"),
+    [
+        ([(0, 10), (10, 20)], 9, 11),  # they touch
+        ([(10, 20), (0, 10)], 9, 11),  # in any order
+        ([(0, 15), (10, 20), (12, 13)], 11, 9),  # they overlap, one within another
+        ([(0, 10), (11, 20)], 9, 1),  # they do not
+        ([(90, 100), (0, 10)], 95, 15),  # over the end of the period
+        ([(90, 105), (3, 10)], 95, 15),
+        ([(90, 105), (3, 10)], 2, 8),
+        ([(90, 112), (3, 10), (12, 20)], 95, 25),
+        ([(0, 50), (50, 100)], 70, np.inf),  # always there
+        ([(40, 100), (0, 50)], 70, np.inf),
+    ],
+)
+def test_windows_of_a_file_that_touch_or_overlap_are_one(tmp_path, windows, now, leaves):
+    path = tmp_path / "presence.csv"
+    lines = [f"0,{begin},{end}" for begin, end in windows]
+    path.write_text("\n".join(["# period = 100", "client,from,to", *lines, "1,30,31"]))
+    waited, left = presence(trace(str(path), 2, 86400.0, random()), now, nobody_out(2))
+    assert (waited, left[0]) == (0, pytest.approx(leaves))
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("client,from\n0,1\n", "no column 'to'; expected client,from,to"),

@@ -198,15 +198,50 @@ def test_oort_scores_grow_with_loss_size_and_absence():
     assert (np.diff(Oort().score(fleet, 100.0)) > 0).all()
 
 
+def half_tried(round, clients=1000):
+    """The first half of the clients are known, all alike."""
+    seconds = np.where(np.arange(clients) < clients // 2, 1.0, NAN)
+    return fleet_of([10] * clients, round=round, squared_loss=seconds, seconds=seconds)
+
+
 def test_oort_explores_less_and_less():
-    """Of 10, int(10 epsilon) untried: 7 in the second round, down to 2."""
-    rule = Oort(0.01, exploration=0.9, exploration_decay=0.8, exploration_least=0.2)
+    """Of 10, 10 epsilon untried, here whole numbers: 4 in the second round, then 2."""
+    rule = Oort(0.01, exploration=0.8, exploration_decay=0.5, exploration_least=0.2)
     found = []
-    for round in (1, 2, 4, 6, 20):
-        seconds = np.where(np.arange(1000) < 500, 1.0, NAN)
-        fleet = fleet_of([10] * 1000, round=round, squared_loss=seconds, seconds=seconds)
-        found.append(sum(client >= 500 for client in rule(fleet, anyone(fleet)).tolist()))
-    assert found == [int(10 * max(0.9 * 0.8**round, 0.2)) for round in (1, 2, 4, 6, 20)] == [7, 5, 3, 2, 2]
+    for round in (1, 2, 4, 20):
+        fleet = half_tried(round)
+        found.append({sum(client >= 500 for client in rule(fleet, anyone(fleet)).tolist()) for fleet.seed in range(20)})
+    assert found == [{4}, {2}, {2}, {2}]
+
+
+def test_oort_explores_by_chance_what_is_not_whole():
+    """Of 4, 0.8 untried: one in four rounds of five. Of 9, 1.8."""
+    for size, wanted in ((4, 0.8), (9, 1.8)):
+        rule, fleet = Oort(size / 100, exploration=0.2, exploration_least=0.2), half_tried(3, 100)
+        found = [sum(client >= 50 for client in rule(fleet, anyone(fleet)).tolist()) for fleet.seed in range(500)]
+        assert set(found) == {int(wanted), int(wanted) + 1}
+        assert near(sum(found) - 500 * int(wanted), wanted % 1, 500)
+
+
+def test_oort_rounds_by_a_generator_of_its_own(monkeypatch):
+    """Where the number is whole, who trains is what it was without the draw."""
+    fleet = half_tried(3, 100)
+    rule, drawn = Oort(0.1, exploration=0.2, exploration_least=0.2), fleet.generator
+    chosen = rule(fleet, anyone(fleet)).tolist()
+    monkeypatch.setattr(fleet, "generator", lambda purpose: drawn(purpose if purpose == "select" else "another"))
+    assert rule(fleet, anyone(fleet)).tolist() == chosen
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_oort_tries_everybody_in_a_small_cohort(size):
+    """A fifth of the cohort is less than one client."""
+    fleet, server, rule = fleet_of([10] * 20, round=0), anyone(None), Oort(size / 20, exploration=0.2)
+    for round in range(200):
+        fleet.begin(round, Train())
+        chosen = rule(fleet, server)
+        fleet.columns["asked"][chosen] = fleet.columns["round"][chosen] = round
+        fleet.columns["squared_loss"][chosen] = fleet.columns["seconds"][chosen] = 1.0
+    assert (fleet.columns["asked"] >= 0).all()
 
 
 def test_oort_draws_by_score_among_those_near_the_last_place():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -149,6 +151,20 @@ def test_asked_losses_are_those_of_the_global_model(tmp_path):
     told = {(e["round"], e["client"]): e["loss"] for e in result.rows("clients") if e["job"] == "loss"}
     trained = {(e["round"], e["client"]): e["loss"] for e in work(result)}
     assert told == pytest.approx(trained, rel=1e-9)
+
+
+def test_tifl_is_told_what_an_evaluation_of_the_same_server_gives(tmp_path):
+    """Statistics of norms that training leaves out are filled in before models are judged."""
+    select = {"name": "tifl", "fraction": 0.5, "tiers": 2, "interval": 1, "judge": "accuracy"}
+    fleet = {"name": "mixed", "clients": 4, "capacities": [1.0, 0.5]}
+    plan = {"select": select, "fleet": fleet, "data": {"limit": 400}, "run": {"rounds": 6}, "evaluate": {"every": 1}}
+    result = run("heterofl", tmp_path, model={"name": "lenet5_bn", "hidden": None}, **plan)
+    told = [[entry["accuracy"] for entry in result.rows("clients")
+             if (entry["job"], entry["round"]) == ("evaluate", round)] for round in range(6)]  # fmt: skip
+    assert [len(each) for each in told] == [4, 4, 4, 8, 8, 8], "two rounds to know everybody, one before a tier is used"
+    for before, after in pairwise(told[2:]):
+        assert after[:4] == before[-4:]
+    assert len({tuple(each) for each in told[2:]}) > 1, "the models do differ"
 
 
 def test_the_late_are_known_to_be_slow(tmp_path):

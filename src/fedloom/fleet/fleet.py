@@ -88,13 +88,14 @@ class Fleet:
         quorum: float = 0.5,
         deadline: float | None = None,
         shown: Callable[[Server], Tensors] = lambda server: server.tensors,
+        completed: Callable[[Server, Fleet], Server] = lambda server, fleet: server,
     ) -> None:
         self.columns = dict(columns)
         self.size = len(self.columns["samples"])
         last = dict(zip(("round", "stage", "asked"), (*NEVER, NEVER[0]), strict=True)) | dict.fromkeys(LEARNED, np.nan)
         self.columns |= {name: np.full(self.size, value) for name, value in last.items()}
         self.engine, self.networks, self.home, self.seed = engine, (network, *others), home, seed
-        self.quorum, self.deadline, self.shown = quorum, deadline, shown
+        self.quorum, self.deadline, self.shown, self._completed = quorum, deadline, shown, completed
         self.method, *self.models = names
         self.begin(0, Train())
 
@@ -148,6 +149,10 @@ class Fleet:
     def kind(self, client: int) -> int:
         """The place of the client's model in the study's list."""
         return int(self.columns["kind"][client]) if "kind" in self.columns else 0
+
+    def completed(self, server: Server) -> Server:
+        """The server as it is evaluated: with what the method asks the clients for first."""
+        return self._completed(server, self)
 
     def show(
         self, server: Server, clients: Iterable[int], numbers: Mapping[str, float] | None = None

@@ -3,14 +3,14 @@
 A trace is a name of a built-in shape or a CSV file with the columns `client,from,to`, one line a window, in virtual
 seconds. It repeats after its `period`: a first line `# period = 86400` says so, else it is the last `to`. Clients are
 numbered as in the file; a fleet larger than the trace begins with its first client again. A window that begins before
-the period's end may run beyond it.
+the period's end may run beyond it. Windows of a client that touch or overlap, the last and the first too, are one.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -121,9 +121,29 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
         raise InputError(f"fleet.trace {path} has no column {error}; expected client,from,to") from error
     except (ValueError, TypeError) as error:
         raise InputError(f"fleet.trace {path} is wrong near line {rows.line_num}: {error}") from error
-    most = max(len(windows) for windows in found.values())
-    padded = [found[client] + [(np.nan, np.nan)] * (most - len(found[client])) for client in sorted(found)]
+    joined = [_joined(found[client], period) for client in sorted(found)]
+    most = max(map(len, joined))
+    padded = [windows + [(np.nan, np.nan)] * (most - len(windows)) for windows in joined]
     return {
         "windows": np.asarray(padded, np.float64)[np.arange(clients) % len(padded)],
         "period": np.full(clients, period),
     }
+
+
+def _joined(windows: Sequence[tuple[float, float]], period: float) -> list[tuple[float, float]]:
+    """The windows in order, those that touch or overlap as one: nobody leaves where its next window begins.
+
+    >>> _joined([(20.0, 30.0), (0.0, 10.0), (10.0, 15.0), (90.0, 100.0)], 100.0)
+    [(20.0, 30.0), (90.0, 115.0)]
+    """
+    apart: list[tuple[float, float]] = []
+    for begin, end in sorted(windows):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end, apart[-1][1])
+        else:
+            apart.append((begin, end))
+    # The first window comes again a period later.
+    while len(apart) > 1 and apart[0][0] + period <= apart[-1][1]:
+        apart[-1] = apart[-1][0], max(apart[0][1] + period, apart[-1][1])
+        del apart[0]
+    return apart

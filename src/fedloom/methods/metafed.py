@@ -27,11 +27,12 @@ from annotated_types import Ge
 
 from fedloom.client import Client
 from fedloom.encoding import dense
+from fedloom.errors import InputError
 from fedloom.methods.peers import Peer, accuracy, distilling, taught
 from fedloom.policies.distil import Features
 from fedloom.policies.objective import Objective
-from fedloom.policies.topology import Chain, Stages, Topology
-from fedloom.registry import register
+from fedloom.policies.topology import Chain, Ring, Stages, Topology
+from fedloom.registry import name_of, register
 from fedloom.types import Fitted, Plan, Report, Server, Task, Tensors, Work
 
 __all__ = ["MetaFed", "personal_strength"]
@@ -61,9 +62,14 @@ class MetaFed(Peer):
     validates: ClassVar[bool] = True
 
     def check(self) -> None:
-        """It needs a teacher's objective."""
+        """It needs a teacher's objective, and one predecessor for everybody."""
         super().check()
         distilling(self.objective, "metafed")
+        if not isinstance(self.topology, Chain | Ring):
+            raise InputError(
+                f"metafed hands models around a circle and learns from one teacher at a time; got topology "
+                f"'{name_of(self.topology)}', allowed: chain, ring"
+            )
 
     def stages(self, round: int, members: Sequence[int]) -> Stages:
         """Alone first, once; then the circle."""

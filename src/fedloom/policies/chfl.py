@@ -21,7 +21,7 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from fedloom.fleet.fleet import Fleet
-from fedloom.policies.select import Floats, Fraction, cohort_size, drawn, importance, without
+from fedloom.policies.select import Floats, Fraction, cohort_size, drawn, importance, rounded, without
 from fedloom.registry import register
 from fedloom.types import Server
 
@@ -74,8 +74,7 @@ class ChFL:
     def __call__(self, fleet: Fleet, server: Server) -> np.ndarray:
         """Some by quality, then some of the others by chance."""
         size, scored = cohort_size(self.fraction, fleet), fleet.generator("select by quality")
-        wanted = self.scored_share * size
-        count = int(wanted) + int(scored.random() < wanted % 1)
+        count = rounded(self.scored_share * size, scored)
         best = drawn(scored, fleet.available, count, self.eta * self.score(fleet)[fleet.available])
         others = without(fleet.available, best, fleet.size)
         # As `uniform` draws, so that a share of 0 is that rule.

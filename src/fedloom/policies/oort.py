@@ -9,6 +9,7 @@ A pacer raises T when two windows of rounds show that utility no longer grows.
 Deviations. T is a percentile of the known times, as in the authors' code. What a server does not know is not used: the
 speed of untried clients. A client that was tried and only ever came too late has the mean utility and its time.
 Where the code re-uses its last list of untried clients once there are none left, we take more of the tried ones.
+Where epsilon k is not whole, chance rounds it, so that a small cohort explores too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from fedloom.fleet.fleet import Fleet
-from fedloom.policies.select import Floats, Fraction, by_data, cohort_size, drawn, importance
+from fedloom.policies.select import Floats, Fraction, by_data, cohort_size, drawn, importance, rounded
 from fedloom.registry import register
 from fedloom.types import Server
 
@@ -49,7 +50,9 @@ class Oort:
         size, here, tried = cohort_size(self.fraction, fleet), fleet.available, fleet.columns["asked"] >= 0
         known, new = here[tried[here]], here[~tried[here]]
         share = max(self.exploration * self.exploration_decay**fleet.round, self.exploration_least)
-        explored = min(len(new), max(int(size * share), size - len(known)))
+        # A generator of its own, so that whole numbers of explored clients leave the draws of who trains as they are.
+        wanted = rounded(size * share, fleet.generator("select how many untried"))
+        explored = min(len(new), max(wanted, size - len(known)))
         generator = fleet.generator("select")
         fresh = drawn(generator, new, explored, by_data(fleet, new))
         score = self.score(fleet, percentile)[known]

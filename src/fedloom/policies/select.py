@@ -29,6 +29,7 @@ __all__ = [
     "drawn",
     "importance",
     "members",
+    "rounded",
     "without",
 ]
 
@@ -51,6 +52,11 @@ class Select(Protocol):
 def cohort_size(fraction: float, fleet: Fleet) -> int:
     """A share of the whole fleet, at least one, at most those available."""
     return min(max(1, round(fraction * fleet.size)), len(fleet.available))
+
+
+def rounded(number: float, generator: np.random.Generator) -> int:
+    """A number of clients that need not be whole: rounded up as often as its fraction says, else down."""
+    return int(number) + int(generator.random() < number % 1)
 
 
 def drawn(generator: np.random.Generator, clients: np.ndarray, count: int, logits: Floats) -> np.ndarray:

@@ -82,7 +82,7 @@ class TiFL:
         merit = -fleet.columns["loss"]
         if self.judge == "accuracy":
             merit = np.full(fleet.size, np.nan)
-            for report in fleet.ask("evaluate", fleet.show(server, fleet.available)):
+            for report in fleet.ask("evaluate", fleet.show(fleet.completed(server), fleet.available)):
                 merit[report.client] = report.numbers["accuracy"]
         known = ~np.isnan(merit)
         count = np.bincount(tier_of[known], minlength=number)

@@ -87,6 +87,14 @@ class Graph:
         if any(one == two or min(one, two) < 0 for one, two in self.edges):
             raise InputError(f"topology.edges are pairs of different client numbers; got {self.edges!r}")
 
+    def fits(self, clients: int) -> None:
+        """Refuse edges to clients that do not exist: raise InputError with the reason."""
+        if beyond := sorted({client for edge in self.edges for client in edge if client >= clients}):
+            named = ", ".join(map(str, beyond))
+            raise InputError(
+                f"topology.edges name client(s) {named}, but {clients} clients are numbered 0 to {clients - 1}"
+            )
+
     def stages(self, round: int, members: Sequence[int]) -> Stages:
         """One stage, every edge in both ways."""
         pairs = self._listed(members) if self.edges else self._drawn(members)

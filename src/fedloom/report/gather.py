@@ -86,6 +86,11 @@ class Run:
         return "failed" if self.failure else "stopped"
 
     @property
+    def progress(self) -> tuple[bool, int, str]:
+        """How far it got, and when it began: of two runs of the same study and seed the larger one counts."""
+        return self.state == "finished", len(self.rows), str(self.environment.get("started", ""))
+
+    @property
     def failure(self) -> str:
         """Why it failed, if it did."""
         return str((self.store.read(FAILURE) or {}).get("sentence", ""))
@@ -121,6 +126,21 @@ class Group:
 
     label: str
     runs: Sequence[Run]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of them are finished."""
+        return all(run.state == "finished" for run in self.runs)
+
+    @cached_property
+    def counted(self) -> Group:
+        """The runs that numbers are about: one a seed, and only finished ones unless none is.
+
+        Of several runs of one seed the one that got further counts, of equals the one that began later.
+        """
+        furthest = {run.seed: run for run in sorted(self.runs, key=lambda run: run.progress)}
+        finished = [run for run in furthest.values() if run.state == "finished"]
+        return Group(self.label, sorted(finished or furthest.values(), key=lambda run: run.seed))
 
     def values(self, measure: str) -> dict[int, float]:
         """A number of the summaries, by seed."""

@@ -22,6 +22,7 @@ from fedloom.report.tables import (
     UNTIL,
     Measures,
     Rows,
+    aims,
     brief,
     markdown,
     measure_of,
@@ -101,8 +102,9 @@ def _sections(done: Done) -> dict[str, Measures]:
 
 def _tables(ran: Ran, order: Sequence[str]) -> dict[str, Rows]:
     tables: dict[str, Rows] = {}
+    marks = aims({row: [result.summary for cell, result in ran.done if cell.row == row] for row in order})
     for title, measures in _sections(ran.done).items():
-        tables[title] = {row: {} for row in order}
+        tables[title] = {row: dict(marks.get(row, {})) if measures is UNTIL else {} for row in order}
         for head, (measure, scale) in measures.items():
             for row, _, found in spreads(ran.done, measure):
                 tables[title][row][head] = spread(found, scale) if measures is ACCURACY else brief(found, scale)
@@ -115,6 +117,9 @@ def _numbers(ran: Ran, order: Sequence[str]) -> dict[str, dict[str, Any]]:
         for measure, _ in measures.values():
             for row, _, found in spreads(ran.done, measure):
                 numbers[row][measure] = None if found is None else list(found.values)
+    for cell, result in ran.done:
+        if "target_measure" in result.summary:
+            numbers[cell.row].setdefault("target_measure", []).append(result.summary["target_measure"])
     return numbers
 
 

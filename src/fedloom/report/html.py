@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +18,8 @@ from fedloom.errors import InputError, choose
 from fedloom.report.gather import Group, Run, common, groups_of, read_runs
 from fedloom.report.statistics import estimate, verdict
 from fedloom.report.svg import Point, Series, heat, lines, scatter
-from fedloom.report.tables import COST, NAMES, UNTIL, Rows, brief, interval, percent, quantity, statistics_table
+from fedloom.report.tables import COST, NAMES, UNTIL, Rows, aims, brief, interval, percent, quantity, statistics_table
 from fedloom.runs.grid import Spread
-from fedloom.runs.study import Study
 
 __all__ = ["render", "write_report"]
 
@@ -78,15 +77,15 @@ def render(runs: Sequence[Run], baseline: str | None = None) -> str:
     """The page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    groups = groups_of(runs)
+    every = groups_of(runs)
+    groups = [group.counted for group in every]
     measure = _measure(groups)
-    numbers = {group.label: group.values(measure) for group in groups}
+    numbers = {group.label: group.values(measure) if group.ended else {} for group in groups}
     winner, sentence = verdict(numbers, NAMES[measure])
     sections = [
         _summary(groups, numbers, baseline), _curves(groups), _costs(groups, measure),
-        _clients(groups), _data(runs[0]), _submodels(groups), _selection(groups), _trouble(groups), _settings(groups),
+        _clients(groups), _data(runs[0]), _submodels(groups), _selection(groups), _trouble(every), _settings(every),
     ]  # fmt: skip
-    studies = [group.runs[0].study for group in groups]
     page = Environment(
         loader=PackageLoader("fedloom.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     ).get_template("report.html")
@@ -95,12 +94,43 @@ def render(runs: Sequence[Run], baseline: str | None = None) -> str:
         subtitle=_facts(runs, groups),
         verdict=sentence[:1].upper() + sentence[1:] if len(groups) > 1 else "",
         winner=winner,
+        aside=[*_unfinished(every), *_doubled(every)],
         cards=_cards(groups, measure),
         legend=[(number, group.label) for number, group in enumerate(groups)],
         sections=[section for section in sections if section is not None and (section.tables or section.figures)],
-        words=_words(runs, studies),
+        words=_words(groups),
         made=f"fedloom {__version__}, {datetime.now():%Y-%m-%d %H:%M}",
     )
+
+
+def _unfinished(groups: Sequence[Group]) -> Iterator[str]:
+    """Which runs have not ended, in a sentence."""
+    named = [
+        f"{group.label}, seed {run.seed} ({run.state}, {_to_go(run)})"
+        for group in groups
+        for run in group.runs
+        if run.state != "finished"
+    ]
+    if named:
+        yield f"Left out of the verdict and its statistics, because they have not ended: {'; '.join(named)}."
+
+
+def _doubled(groups: Sequence[Group]) -> Iterator[str]:
+    """Which runs are of the same study and seed, in a sentence."""
+    named = []
+    for group in groups:
+        folders: dict[int, list[str]] = {}
+        for run in sorted(group.runs, key=lambda run: run.progress):
+            folders.setdefault(run.seed, []).append(str(run.store.folder))
+        for seed, (*others, furthest) in folders.items():
+            if others:
+                named.append(f"{group.label}, seed {seed} ({furthest} counts, not {', '.join(others)})")
+    if named:
+        yield f"Run more than once; the run that got further counts, of equals the later: {'; '.join(named)}."
+
+
+def _to_go(*runs: Run) -> str:
+    return f"{runs[0].study.run.rounds - min(len(run.rows) for run in runs)} rounds to go"
 
 
 def _measure(groups: Sequence[Group]) -> str:
@@ -136,11 +166,12 @@ def _cards(groups: Sequence[Group], measure: str) -> list[dict[str, Any]]:
             continue
         found = estimate(values)
         traffic = [run.summary["upload_bytes"] + run.summary["download_bytes"] for run in group.runs]
-        low, high = found.interval or (found.mean, found.mean)
+        sure = found.interval if group.ended else None
+        low, high = sure or (found.mean, found.mean)
         cards.append(
             {
                 "number": number, "label": group.label, "value": percent(found.mean),
-                "interval": interval(found) if found.interval else "one seed",
+                "interval": interval(found) if sure else "one seed" if group.ended else _to_go(*group.runs),
                 "traffic": quantity(fmean(traffic), "B"), "low": max(0.0, 100 * low), "high": min(100.0, 100 * high),
                 "mean": 100 * found.mean,
             }
@@ -193,12 +224,12 @@ def _summary(groups: Sequence[Group], numbers: Mapping[str, Mapping[int, float]]
     for group in groups:
         rows[group.label] = {head: _accuracy(_spread(group, measure)) for head, measure in heads.items()}
         rows[group.label]["seeds"] = str(len(group.runs))
-        if any(run.state != "finished" for run in group.runs):
-            done = min(len(run.rows) for run in group.runs)
-            rows[group.label]["state"] = f"{group.runs[0].study.run.rounds - done} rounds to go"
+        if not group.ended:
+            rows[group.label]["state"] = _to_go(*group.runs)
     note = (
         "Mean and standard deviation over seeds after the last round. global: the server's model on the test set; "
-        "local: the mean over clients of the model each really uses, on its own test part; worst: the worst tenth."
+        "local: the mean over clients of the model each really uses, on its own test part; worst: the worst tenth. "
+        "Runs that have not ended count only where a method has no others."
     )
     tables = [_table("Accuracy", rows, note=note)]
     if any(len(values) > 1 for values in numbers.values()):
@@ -241,10 +272,13 @@ def _costs(groups: Sequence[Group], measure: str) -> Section:
     targets = {run.study.evaluate.target for group in groups for run in group.runs} - {None}
     if targets:
         rows: Rows = {}
+        marks = aims({group.label: [run.summary for run in group.runs] for group in groups})
         for group in groups:
             reached = len(group.values("rounds_to_target"))
-            rows[group.label] = {h: brief(_spread(group, name), scale) for h, (name, scale) in UNTIL.items()}
-            rows[group.label]["runs that reached it"] = f"{reached} of {len(group.runs)}"
+            spent = {head: brief(_spread(group, name), scale) for head, (name, scale) in UNTIL.items()}
+            rows[group.label] = (
+                marks.get(group.label, {}) | spent | {"runs that reached it": f"{reached} of {len(group.runs)}"}
+            )
         said = " or ".join(f"{100 * target:g} %" for target in sorted(t for t in targets if t is not None))
         tables.append(_table(f"Until {said} accuracy", rows, note="Means over the runs that reached it."))
     figures = []
@@ -273,8 +307,7 @@ def _point(number: int, group: Group, measure: str, cost: str) -> Point | None:
     spent = fmean(sum(run.summary[name] for name in cost.split("+")) for run in group.runs)
     found = Spread(tuple(values))
     half = found.deviation or 0.0
-    done = all(run.state == "finished" for run in group.runs)
-    label = group.label if done else f"{group.label} (not finished)"
+    label = group.label if group.ended else f"{group.label} (not finished)"
     return Point(label, number, spent, found.mean, found.mean - half, found.mean + half)
 
 
@@ -472,8 +505,10 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _words(runs: Sequence[Run], studies: Sequence[Study]) -> str:
+def _words(groups: Sequence[Group]) -> str:
     """The set-up as a paragraph that can go into a paper."""
+    runs = [run for group in groups for run in group.runs]
+    studies = [group.runs[0].study for group in groups]
     study, made = studies[0], runs[0].environment
     train, seeds = study.train, len({run.seed for run in runs})
     work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"

@@ -114,21 +114,27 @@ def compare(numbers: Mapping[str, BySeed]) -> list[Difference]:
 
 
 def verdict(numbers: Mapping[str, BySeed], what: str = "accuracy") -> tuple[str | None, str]:
-    """The winner, if the statistics carry one, and a sentence that says so or why not."""
+    """The winner, if the statistics carry one, and a sentence that says so or why not.
+
+    Best, rivals and tests are all over the seeds that every method has: a method is not the best for having been run
+    with kinder seeds, and whoever has the best mean over the same seeds is above its rivals, never below.
+    """
     known = {name: values for name, values in numbers.items() if values}
     if len(known) < 2:
         return None, "no winner: there is nothing to compare with"
-    seeds = min(len(values) for values in known.values())
-    if seeds < ENOUGH:
+    seeds = sorted(set.intersection(*(set(values) for values in known.values())))
+    if len(seeds) < ENOUGH:
         return (
             None,
-            f"no winner: {seeds} seed(s) cannot tell methods from luck; use --seeds {ENOUGH} at least, better 5",
+            f"no winner: {len(seeds)} seed(s) in common cannot tell methods from luck; use --seeds {ENOUGH} at least, "
+            "better 5",
         )
-    pairs = compare(known)
-    best = max(known, key=lambda name: fmean(known[name].values()))
+    shared = {name: {seed: values[seed] for seed in seeds} for name, values in known.items()}
+    pairs = compare(shared)
+    best = max(shared, key=lambda name: fmean(shared[name].values()))
     rivals = [each for each in pairs if best in (each.one, each.other)]
     worst = max((inf if each.corrected is None else each.corrected for each in rivals), default=inf)
-    test = f"paired t-test over {seeds} seeds, Holm's correction for {len(pairs)} pairs"
+    test = f"paired t-test over {len(seeds)} seeds in common, Holm's correction for {len(pairs)} pairs"
     if worst < LEVEL:
         return best, f"{best} has the best {what}: above every other method, p <= {_short(worst)} ({test})"
     level = [each.other if each.one == best else each.one for each in rivals if not each.carried]

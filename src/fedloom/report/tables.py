@@ -20,6 +20,7 @@ __all__ = [
     "UNTIL",
     "Measures",
     "Rows",
+    "aims",
     "brief",
     "interval",
     "markdown",
@@ -74,14 +75,31 @@ def until(summary: Mapping[str, Any]) -> str:
     """What a run spent until it reached its target accuracy, in a sentence.
 
     >>> spent = {"rounds_to_target": 7, "virtual_seconds_to_target": 41.5, "bytes_to_target": 3_000_000}
-    >>> until({"target": 0.8} | spent)
-    'reached 80 % after 7 rounds, 41.5 virtual seconds and 3 MB'
+    >>> until({"target": 0.8, "target_measure": "local_accuracy"} | spent)
+    'reached 80 % local accuracy after 7 rounds, 41.5 virtual seconds and 3 MB'
     """
-    aim = f"{100 * summary['target']:g} %"
+    aim = f"{100 * summary['target']:g} % {_aim(summary)}"
     if summary["rounds_to_target"] is None:
         return f"never reached {aim}"
     rounds, seconds, spent = (summary[UNTIL[word][0]] for word in ("rounds", "virtual s", "MB"))
     return f"reached {aim} after {rounds} rounds, {quantity(seconds)} virtual seconds and {quantity(spent, 'B')}"
+
+
+def aims(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
+    """A column for a table of targets that says what each row's are about; none where all are about the same.
+
+    >>> aims({"fedavg": [{"target_measure": "global_accuracy"}], "fedbn": [{"target_measure": "local_accuracy"}]})
+    {'fedavg': {'target of': 'global accuracy'}, 'fedbn': {'target of': 'local accuracy'}}
+    >>> aims({"fedavg": [{"target_measure": "global_accuracy"}], "heterofl": []})
+    {}
+    """
+    found = {row: " or ".join(dict.fromkeys(map(_aim, each))) for row, each in summaries.items() if each}
+    return {row: {"target of": measure} for row, measure in found.items()} if len(set(found.values())) > 1 else {}
+
+
+def _aim(summary: Mapping[str, Any]) -> str:
+    """Which accuracy a run's target is about; the summaries of earlier versions do not say."""
+    return NAMES.get(summary.get("target_measure", ""), "accuracy")
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:

@@ -94,18 +94,20 @@ def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
 def to_target(rows: Sequence[Row], target: float) -> dict[str, Any]:
     """Rounds, bytes, virtual seconds and training MACs until the accuracy first reached a target; None if it never did.
 
-    The accuracy is the global model's; where a method has none, the mean of the clients' own.
+    The accuracy is the global model's; where a method has none, the mean of the clients' own: `target_measure`.
     """
+    has_global = any(row.get("global_accuracy") is not None for row in rows)
+    measure = "global_accuracy" if has_global else "local_accuracy"
     spent = dict.fromkeys(("upload_bytes", "download_bytes", "virtual_seconds", "train_macs"), 0.0)
     for row in rows:
         for name in spent:
             spent[name] += row[name]
-        reached = row.get("global_accuracy") if row.get("global_accuracy") is not None else row.get("local_accuracy")
+        reached = row.get(measure)
         if reached is not None and reached >= target:
             traffic = int(spent["upload_bytes"] + spent["download_bytes"])
             found = (row["round"], traffic, spent["virtual_seconds"], int(spent["train_macs"]))
-            return dict(zip(TO_TARGET, found, strict=True))
-    return dict.fromkeys(TO_TARGET)
+            return {"target_measure": measure, **dict(zip(TO_TARGET, found, strict=True))}
+    return {"target_measure": measure, **dict.fromkeys(TO_TARGET)}
 
 
 def summarise(rows: Sequence[Row], target: float | None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Experiment:
         self.fleet = Fleet(
             world.columns, self.engine, world.network, world.home(), others=world.networks[1:],
             seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
-            shown=world.shown,
+            shown=world.shown, completed=world.method.evaluated,
         )  # fmt: skip
         first, *others = (network.initial(study.run.seed) for network in world.networks)
         begin = Server(0, first, world.network, {"models": others} if others else {})

@@ -86,11 +86,8 @@ def knowledge(folder: Path) -> Knowledge:
         experiment = Experiment(store, world, engine)
         fleet, server = experiment.fleet, experiment.method.evaluated(experiment.server, experiment.fleet)
         fleet.begin(server.round, experiment.train(server.round))
-        parts = {"model": experiment.method.evaluation(server)}
-        answers = {
-            answer.client: answer.numbers
-            for answer in fleet.ask("knowledge", (fleet.task(client, parts) for client in range(fleet.size)))
-        }
+        asked = fleet.ask("knowledge", fleet.show(server, range(fleet.size)))
+        answers = {answer.client: answer.numbers for answer in asked}
     blank = np.full((fleet.size, fleet.size + world.dataset.classes), np.nan)
     names = [f"peer {n}" for n in range(fleet.size)] + [f"class {n}" for n in range(world.dataset.classes)]
     for client, numbers in answers.items():

@@ -39,6 +39,7 @@ from fedloom.models.resolve import build, check_logits
 from fedloom.network import Network
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
+from fedloom.policies.topology import Graph
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import remembered
@@ -61,6 +62,7 @@ UNLOADED = {
     "augment",
 }  # settings of [data] that do not change what is loaded
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
+SHOWN = 5  # clients that a sentence names
 CONTRIBUTED = "clients"
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
@@ -224,6 +226,8 @@ class World:
             )
         if len(self.networks) > self.study.fleet.clients:
             raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
+        if isinstance(self.method.topology, Graph):
+            self.method.topology.fits(self.study.fleet.clients)
         self.method.takes(settings(self.study.train, 0, self.study.run.rounds))
         for network in self.networks:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
@@ -241,11 +245,8 @@ class World:
                 f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
                 "--set data.public=1000"
             )
-        if self.method.validates and not self.split.validation.sizes.all():
-            raise InputError(
-                f"{name} needs validation data at every client, but data.validation is {self.study.data.validation:g}; "
-                "keep some of each client's images aside with --set data.validation=0.1"
-            )
+        if self.method.validates:
+            self._check_validation()
         if self.study.evaluate.model == "trained" and not self.method.one_model:
             raise InputError(
                 f"evaluate.model is 'trained', but a client of {name} trains one model after another and would be "
@@ -275,6 +276,20 @@ class World:
             )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
+
+    def _check_validation(self) -> None:
+        """Refuse clients that train without any validation data to decide by; the others need none."""
+        lacking = np.flatnonzero((self.split.validation.sizes == 0) & ~self.columns["excluded"])
+        if not len(lacking):
+            return
+        share, clients = self.study.data.validation, self.study.fleet.clients
+        named = ", ".join([*map(str, lacking[:SHOWN]), *(["..."] if len(lacking) > SHOWN else [])])
+        aside = "keep some of each client's images aside with --set data.validation=0.1"
+        raise InputError(
+            f"{self.study.method.name} needs validation data at every client that trains, but data.validation is "
+            f"{share:g} and {len(lacking)} of {clients} clients have none (numbers {named}); "
+            f"{'they hold too few images' if share else aside}"
+        )
 
     @cached_property
     def trainer(self) -> Trainer:
