@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedloom.errors import InputError
-from fedloom.models.narrowed import remade
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
 from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
@@ -66,26 +65,17 @@ class Network:
     def initial(self, seed: int) -> Tensors:
         """The weights that this seed gives."""
         if seed not in self._initial:
-            state = initialise(self.build, seed).state_dict(keep_vars=False)
             # Kept: every client that starts without tensors of its own asks for them in every round.
-            self._initial = {seed: {name: self._placed(tensor.detach()) for name, tensor in state.items()}}
+            self._initial = {seed: self.placed(initialise(self.build, seed))}
         return dict(self._initial[seed])
 
-    def small(self, seed: int, where: Where) -> Tensors:
-        """The weights that this seed gives to a model that is built with these units alone.
-
-        Not those of the whole model cut to them: layers are initialised at their own width.
-        """
-        units = self.units
-
-        def build() -> nn.Module:
-            module = self.build()
-            return remade(module, units.take(module.state_dict(), where))
-
-        return {name: self._placed(tensor.detach()) for name, tensor in initialise(build, seed).state_dict().items()}
-
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
+    def placed(self, module: nn.Module) -> Tensors:
+        """A model's weights where this network's are, and of their type."""
+        state = module.state_dict()
+        return {
+            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in state.items()
+        }
 
     def scalar(self, value: float) -> Tensor:
         """A number where the tensors are; the same tensor for the same number, so that fits can be seen to share it."""

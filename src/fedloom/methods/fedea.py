@@ -18,17 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
+from torch import nn
 
 from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.unasked import refuse
+from fedloom.models.narrowed import remade
+from fedloom.models.resolve import initialise
 from fedloom.network import Network
 from fedloom.policies.cut import Whole
 from fedloom.policies.front import children, nondominated, require, survivors
@@ -123,9 +127,20 @@ class FedEA(FedAvg):
         return children(parents, _goals(judged), self.population, generator)
 
     def _fresh(self, genes: np.ndarray, server: Server, fleet: Fleet) -> list[Individual]:
-        """Individuals of these genes with the first weights of models that are built at their widths."""
-        network, made = server.network, [{"genes": own} for own in genes]
-        return [{**each, "tensors": network.small(fleet.seed, self.where_of(network, each))} for each in made]
+        """Individuals of these genes with the first weights of models that are built at their widths.
+
+        Those of the whole model, cut to the widths, would be too small: layers are initialised by their width.
+        """
+        network, made = server.network, list[Individual]()
+
+        def build(where: Where) -> nn.Module:
+            module = network.build()
+            return remade(module, network.units.take(module.state_dict(), where))
+
+        for own in genes:
+            where = self.where_of(network, {"genes": own})
+            made.append({"genes": own, "tensors": network.placed(initialise(partial(build, where), fleet.seed))})
+        return made
 
     def _tasks(
         self, server: Server, fleet: Fleet, cohort: Sequence[int], number: int, individual: Individual
