@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.network import NORMS
 from fedloom.registry import register
 from fedloom.types import Batch, Model, Tensors
-from fedloom.units import Units, activations, gradients
+from fedloom.units import activations, gradients
 
 __all__ = ["Activation", "Gradient", "Magnitude", "Predictions", "Scale"]
 
@@ -39,7 +39,7 @@ class Scale:
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Times the batch's samples, so that the mean over samples is the scale itself."""
         network, sums = model.network, Activation(self.training)(model, tensors, batch)
-        row, seen = _row(network.units, batch.x), _row(network.units, batch.x)
+        row, seen = network.units.row(batch.x.device), network.units.row(batch.x.device)
         for path, layer in network.module.named_modules():
             name = f"{path}.weight"
             if isinstance(layer, NORMS):
@@ -78,17 +78,12 @@ class Magnitude:
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """The same for every batch."""
         units = model.network.units
-        row = _row(units, batch.x)
+        row = units.row(batch.x.device)
         for name in sorted(units.parameters & units.axes.keys()):
             for axis, unit in zip(units.axes[name], units.units_of(name, row.device), strict=True):
                 norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(unit), -1).sum(1).double()
                 row.index_add_(0, unit, norms)
         return units.split(row[:-1])
-
-
-def _row(units: Units, x: Tensor) -> Tensor:
-    """One zero a unit, and one behind the last for positions of no unit."""
-    return torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=x.device)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ class Units:
             self._placed[key] = [(axis.unit % row).to(device) for axis in self.axes.get(name, ())]
         return self._placed[key]
 
+    def row(self, device: torch.device) -> Tensor:
+        """One zero per unit, and one behind the last for positions of no unit."""
+        return torch.zeros(sum(self.sizes.values()) + 1, dtype=torch.float64, device=device)
+
     def points_on(self, device: torch.device) -> list[Point]:
         """The points with their indices on a device; made once, since a captured reading cannot copy from the host."""
         if device not in self._points:
