@@ -142,10 +142,10 @@ class Scored:
 
 def _rounded(scores: Scores, network: Network) -> Iterator[tuple[str, Tensor]]:
     """Scores in which what is zero but for rounding is zero, so that no choice hangs on the order of a sum."""
-    largest = max((float(score.max()) for score in scores.values()), default=0.0)
+    largest = max((float(score.abs().max()) for score in scores.values()), default=0.0)
     least = torch.finfo(network.dtype).eps ** 0.75 * largest
     for group, score in scores.items():
-        yield group, torch.where(score < least, torch.zeros_like(score), score)
+        yield group, torch.where(score.abs() < least, torch.zeros_like(score), score)
 
 
 def narrow(cut: Cut, client: Client, tensors: Tensors) -> Work[tuple[Tensors, Where | None]]:
