@@ -63,9 +63,10 @@ class Gradient:
     training: bool = True
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
-        """The gradient is summed over the batch's samples before its magnitude is taken."""
+        """That of the batch's mean loss, times its samples, so that the mean over samples is the score itself."""
         network, labels = model.network, batch.y if self.labels is None else self.labels
-        return gradients(network.units, network.module, tensors, batch.x, labels, loss=F.cross_entropy)
+        scores = gradients(network.units, network.module, tensors, batch.x, labels, loss=F.cross_entropy)
+        return {group: score * len(batch.y) for group, score in scores.items()}
 
 
 @register("score", "magnitude")
@@ -76,14 +77,14 @@ class Magnitude:
     training: bool = False
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
-        """The same for every batch."""
+        """Times the batch's samples, so that the mean over samples is the norm itself."""
         units = model.network.units
         row = units.row(batch.x.device)
         for name in sorted(units.parameters & units.axes.keys()):
             for axis, unit in zip(units.axes[name], units.units_of(name, row.device), strict=True):
                 norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(unit), -1).sum(1).double()
                 row.index_add_(0, unit, norms)
-        return units.split(row[:-1])
+        return units.split(row[:-1] * len(batch.y))
 
 
 @dataclass(frozen=True)
