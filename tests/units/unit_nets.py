@@ -247,6 +247,19 @@ class Words(nn.Module):
         return self.head(torch.tanh(self.embed(x)).mean(1))
 
 
+class Shifted(nn.Module):
+    """A buffer that no state dict carries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(6), persistent=False)
+        self.inner = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.inner(x + self.shift)))
+
+
 class Recurrent(nn.Module):
     """A recurrent layer, which cannot be cut, before a layer that can."""
 

@@ -81,8 +81,9 @@ def _run(
 
     full = {**dict(module.named_parameters()), **dict(module.named_buffers()), **tensors}
     own = {
-        # Training mode writes running statistics; parameters that need a gradient give one to all activations.
-        name: tensor.detach().requires_grad_() if name in units.parameters else tensor.detach().clone()
+        # Training mode writes running statistics, and buffers of the module's own may lie elsewhere; parameters that
+        # need a gradient give one to all activations.
+        name: tensor.detach().requires_grad_() if name in units.parameters else tensor.detach().to(x.device, copy=True)
         for name, tensor in full.items()
     }
     with ExitStack() as hooks:
