@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.network import NORMS
+from fedloom.policies.steady import steady
 from fedloom.registry import register
 from fedloom.types import Batch, Model, Tensors
 from fedloom.units import activations, gradients
@@ -25,8 +26,8 @@ class Activation:
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Summed over the batch: the order of units is that of the mean."""
-        network = model.network
-        return activations(network.units, network.module, tensors, batch.x)
+        with steady(model.network, tensors) as module:
+            return activations(model.network.units, module, tensors, batch.x)
 
 
 @register("score", "scale", paper="Liu et al., Network slimming, ICCV 2017")
@@ -64,8 +65,9 @@ class Gradient:
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """That of the batch's mean loss, times its samples, so that the mean over samples is the score itself."""
-        network, labels = model.network, batch.y if self.labels is None else self.labels
-        scores = gradients(network.units, network.module, tensors, batch.x, labels, loss=F.cross_entropy)
+        labels = batch.y if self.labels is None else self.labels
+        with steady(model.network, tensors) as module:
+            scores = gradients(model.network.units, module, tensors, batch.x, labels, loss=F.cross_entropy)
         return {group: score * len(batch.y) for group, score in scores.items()}
 
 
@@ -95,4 +97,5 @@ class Predictions:
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Under batch statistics, over all classes."""
-        return {"predicted": model(tensors, batch.x).argmax(1)}
+        with steady(model.network, tensors):  # the module that `model` runs in
+            return {"predicted": model(tensors, batch.x).argmax(1)}
