@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fedloom.types import Points
 
@@ -15,7 +16,7 @@ __all__ = ["linears", "tapped"]
 
 @contextmanager
 def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool], Tensor]]:
-    """What passes these points in the passes made meanwhile; of several passes, the last.
+    """What passes these points in the passes made meanwhile, as it is at that moment; of several passes, the last.
 
     >>> with tapped(torch.nn.Sequential(torch.nn.ReLU()), (("0", True),)) as seen:
     ...     seen
@@ -23,10 +24,14 @@ def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool],
     """
     seen: dict[tuple[str, bool], Tensor] = {}
 
-    def tap(point: tuple[str, bool]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda layer, inputs, output: seen.update({point: output if point[1] else inputs[0]})
+    def tap(point: tuple[str, bool]) -> RemovableHandle:
+        layer, after = module.get_submodule(point[0]), point[1]
+        # Copied: a non-linearity that works in place writes into what it is given.
+        if after:
+            return layer.register_forward_hook(lambda _layer, _inputs, output: seen.update({point: output.clone()}))
+        return layer.register_forward_pre_hook(lambda _layer, inputs: seen.update({point: inputs[0].clone()}))
 
-    taps = [module.get_submodule(point[0]).register_forward_hook(tap(point)) for point in points]
+    taps = [tap(point) for point in points]
     try:
         yield seen
     finally:
