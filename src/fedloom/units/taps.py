@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedloom.types import Points
 
-__all__ = ["linears", "tapped"]
+__all__ = ["called", "tapped"]
 
 
 @contextmanager
@@ -39,20 +39,19 @@ def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool],
             each.remove()
 
 
-def linears(module: nn.Module, example: Tensor) -> tuple[str, ...]:
-    """Paths of the fully connected layers, in the order in which an example passes them.
+def called(module: nn.Module, example: Tensor) -> tuple[str, ...]:
+    """Paths of the layers, in the order in which an example first reaches them; a layer comes before its parts.
 
-    >>> linears(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2))
-    ('0', '2')
+    >>> called(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2))
+    ('', '0', '1', '2')
     """
-    order: list[str] = []
+    order: dict[str, None] = {}
 
-    def note(path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda layer, inputs, output: order.append(path)
+    def note(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _layer, _inputs: order.update({path: None})
 
     for path, layer in module.eval().named_modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(note(path))
+        layer.register_forward_pre_hook(note(path))
     with torch.no_grad():
         module(example)
-    return tuple(dict.fromkeys(order))
+    return tuple(order)
