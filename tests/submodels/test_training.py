@@ -306,9 +306,11 @@ def test_statistics_that_are_read_without_dropout_are_the_batchs():
 def test_logits_that_are_not_one_layers_output(method, tmp_path):
     result = run(
         method, tmp_path, fleet=MIXED, model={"name": f"{HERE}:Refined", "hidden": None}, run={"rounds": 1},
-        data={"public": 12},
+        data={"public": 12}, merge={"by_class": False},
     )  # fmt: skip
     assert metric_rows(result)[0]["failures"] == 0
+    with pytest.raises(InputError, match=r"no layer of the model has its classes for rows: \{'rough'"):
+        run(method, tmp_path, fleet=MIXED, model={"name": f"{HERE}:Refined", "hidden": None})
 
 
 def test_tied_weights_are_refused(tmp_path):

@@ -221,6 +221,19 @@ class Exits(nn.Module):
         return self.early(x), F.log_softmax(self.late(F.relu(self.two(x))), 1)
 
 
+class Cosine(nn.Module):
+    """A classifier by angles to vectors that the model itself owns; as many hidden units as classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 9), nn.Linear(9, 4)
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.last(F.relu(self.inner(x))))
+        return F.linear(F.normalize(h), F.normalize(self.weight))
+
+
 class Grouped(nn.Module):
     """A grouped convolution between two plain ones."""
 
@@ -300,6 +313,7 @@ NETS = {
     "halves": (Halves, VECTOR),
     "tied": (Tied, VECTOR),
     "exits": (Exits, VECTOR),
+    "cosine": (Cosine, VECTOR),
     "grouped": (Grouped, IMAGE),
     "words": (Words, TOKENS),
     "recurrent": (Recurrent, TOKENS),

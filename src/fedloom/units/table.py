@@ -73,7 +73,7 @@ class Units:
 
     sizes: group name -> number of units, in the order in which the model forms them.
     whole: groups that are never cut -> the reason.
-    output: tensors whose axis 0 is the classes; that axis is in no group.
+    output: tensors whose axis 0 is the classes; that axis is in no group. Empty where no layer makes the output.
     parameters: the names among the model's tensors that are trained.
     axes: tensor name -> its axes that can be cut.
     points: inputs of layers that read a group's units, where scores are taken.
