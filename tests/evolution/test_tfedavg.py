@@ -64,6 +64,20 @@ def test_the_gradient_passes_straight_through():
         assert torch.allclose(grads[n], grad * slope if n == name else grad), n
 
 
+def test_weights_of_one_magnitude_have_fedavgs_loss_and_w_times_its_gradient():
+    federation = Federation("tfedavg", **DEEP)
+    network, batch = federation.network, federation.world.images.batch(torch.arange(12))
+    (name,), model = weights_of(network), Eager(network, training=True)
+    alike = {n: 0.25 * t.sign() if n == name else t.clone() for n, t in federation.server.tensors.items()}
+    latent = {n: tensor.requires_grad_() for n, tensor in alike.items()}
+    plain, quantised = (
+        model.grad(lambda seen, one=one: one(model, seen, batch, {}), latent)
+        for one in (CrossEntropy(), Quantised(CrossEntropy(), False, 0.0))
+    )
+    assert torch.equal(plain[1], quantised[1])
+    close(quantised[0], {n: 0.25 * grad if n == name else grad for n, grad in plain[0].items()})
+
+
 @pytest.mark.parametrize("changes", [DEEP, NORMED], ids=["mlp", "lenet5_bn"])
 def test_stacked_equals_reference(changes):
     federation = Federation("tfedavg", **changes)
