@@ -17,10 +17,10 @@ from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.network import Network
-from fedloom.policies.cut import Cut, Whole
+from fedloom.policies.cut import Cut, Whole, check_units
 from fedloom.policies.distil import lesson, teaching
 from fedloom.policies.filter import Filter
-from fedloom.policies.merge import Mean, Merge, check_merge
+from fedloom.policies.merge import Mean, Merge, check_merge, check_rows
 from fedloom.policies.objective import CrossEntropy, Masked, Objective
 from fedloom.policies.select import Select, Uniform
 from fedloom.policies.share import AllTensors, Share, Static
@@ -118,8 +118,10 @@ class Method:
 
     def suits(self, network: Network) -> None:
         """Refuse a model that the method cannot train: raise InputError with the reason."""
+        name = type(self).__name__.lower()
         if not isinstance(self.cut, Whole):
-            _ = network.units  # found now rather than in the middle of a round
+            check_units(network, name)
+        check_rows(self.merge, network, name)
         if taught := teaching(self.loss()):
             taught.points(network)
 

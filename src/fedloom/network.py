@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
-from fedloom.units import Units, find_units, linears, macs, saved_bytes, skeleton
+from fedloom.units import Units, called, find_units, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
@@ -105,9 +105,14 @@ class Network:
         )
 
     @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Paths of the layers, in the order in which an image first reaches them."""
+        return called(initialise(self.build, 0).float(), torch.zeros(2, *self.shape))
+
+    @cached_property
     def linears(self) -> tuple[str, ...]:
         """Paths of the fully connected layers, in the order in which an image passes them."""
-        return linears(initialise(self.build, 0).float(), torch.zeros(1, *self.shape))
+        return tuple(path for path in self.called if isinstance(self.module.get_submodule(path), nn.Linear))
 
     @cached_property
     def units(self) -> Units:

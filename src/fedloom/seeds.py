@@ -6,8 +6,6 @@ order of clients see the same numbers.
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from zlib import crc32
@@ -15,7 +13,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-__all__ = ["SERVER", "numpy_generator", "seed_of", "seeded", "torch_generator", "undrawn"]
+__all__ = ["SERVER", "numpy_generator", "seed_of", "seeded", "torch_generator"]
 
 SERVER = -1  # the client number of draws that belong to no client
 
@@ -51,23 +49,3 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(before)
-
-
-@contextmanager
-def undrawn() -> Iterator[None]:
-    """Refuse work that draws with Python's or NumPy's own generator: a record of it would repeat the same numbers.
-
-    Both generators end where they began.
-    """
-    before = _numbers()
-    yield
-    if _numbers() != before:
-        python, numpy = pickle.loads(before)
-        random.setstate(python)
-        np.random.set_state(numpy)
-        raise RuntimeError("it draws random numbers in Python, which a record of its operations would repeat")
-
-
-def _numbers() -> bytes:
-    """Where both generators stand."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))

@@ -12,7 +12,6 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +58,7 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
         return tree
     above = f"{path}/" if path else ""
     if isinstance(tree, dict):
-        if all(map(_is_name, tree)):
+        if all(isinstance(key, str) and not key.startswith("~") for key in tree):
             return {key: _flatten(item, keep, above + key) for key, item in tree.items()}
         pairs = [
             [_flatten(key, keep, f"{above}key"), _flatten(item, keep, f"{above}{key}")] for key, item in tree.items()
@@ -79,12 +78,6 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
     raise TypeError(
         f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them"
     )
-
-
-@lru_cache(4096)
-def _is_name(key: object) -> bool:
-    """Whether a key can stand for itself in the skeleton; names come again and again."""
-    return isinstance(key, str) and not key.startswith("~")
 
 
 def _sendable(tensor: Tensor) -> Tensor:

@@ -6,11 +6,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
 from fedloom.deploy.roster import Roster
+from fedloom.deploy.serve import fix
+from fedloom.runs.study import resolve
 
 
 class Answering(Roster):
@@ -59,3 +62,13 @@ def test_the_status_file_is_written_from_many_threads(tmp_path):
         list(pool.map(lambda _: roster.write(now=True), range(400)))
     assert json.loads(roster.file.read_text())["clients"][0]["name"] == "one"
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize(("method", "mean"), [("fedavg", 0.5), ("fedcpn", 51 / 255)])
+def test_fixed_numbers_hold_where_clients_have_none_of_their_own(method, mean):
+    levels = np.zeros((1, 256), np.int64)
+    levels[0, [0, 102]] = 5
+    member = SimpleNamespace(name="one", facts={"shape": [1, 8, 8], "class_names": ["a", "b"], "levels": levels})
+    study = resolve({"method": {"name": method}, "data": {"normalise": "fixed"}})
+    fixed = fix(SimpleNamespace(connected=[member], members=[member]), study, None)
+    assert fixed.mean == fixed.std == [pytest.approx(mean)]

@@ -284,16 +284,20 @@ def test_other_cuts_and_importance_compose(tmp_path):
     assert all(0.05 <= rate <= 1 for rate in result.summary["found"].values())
 
 
-def test_importance_is_a_mean_so_a_temperature_means_the_same_for_all():
-    """The same images three times over say the same: sums would be three times as sharp."""
-    cut = {"score": "activation", "temperature": 0.02}
+@pytest.mark.parametrize(
+    ("score", "temperature"), [("activation", 0.02), ("scale", 0.02), ("gradient", 0.01), ("magnitude", 2.0)]
+)
+def test_importance_is_a_mean_so_a_temperature_means_the_same_for_all(score, temperature):
+    """The same images three or sixty times over say the same: sums would be so many times as sharp."""
+    cut = {"score": score, "temperature": temperature}
     federation = Federation("fedes", **LENET, cut=cut, method={"redraw": False})
     client, kept = federation.client(0), []
-    for copies in (1, 3):
+    for copies in (1, 3, 60):
         validation = replace(client.validation, rows=client.validation.rows.repeat(copies))
         work = federation.method.work(replace(client, validation=validation), client.task)
         kept.append(work.send(solved(federation.world, next(work)))[0].tensors)
-    same(*kept)
+    same(kept[0], kept[1])
+    same(kept[0], kept[2])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedloom.encoding import Ternary, dense
 from fedloom.engine.reference import Eager
 from fedloom.engine.stacked import Stacked, timetable
 from fedloom.errors import InputError
-from fedloom.methods.tfedavg import Quantised, TFedAvg, layers_of, ternary
+from fedloom.methods.tfedavg import Quantised, TFedAvg, ternary, weights_of
 from fedloom.policies.objective import CrossEntropy
 from fedloom.types import Fit, Report
 from tests.methods.tiny import close, run
@@ -51,7 +51,7 @@ def test_the_gradient_passes_straight_through():
     """d loss / d W = slope * d loss / d W^, with the loss taken of the ternary model."""
     federation = Federation("tfedavg", **DEEP)
     network, tensors = federation.network, federation.server.tensors
-    (name,) = layers_of(network)
+    (name,) = weights_of(network)
     images, rows = federation.world.images, torch.arange(12)
     model, batch = Eager(network, training=True), images.batch(rows)
     latent = {n: t.clone().requires_grad_() for n, t in tensors.items()}
@@ -62,6 +62,20 @@ def test_the_gradient_passes_straight_through():
     assert torch.allclose(losses, plain)
     for n, grad in expected.items():
         assert torch.allclose(grads[n], grad * slope if n == name else grad), n
+
+
+def test_weights_of_one_magnitude_have_fedavgs_loss_and_w_times_its_gradient():
+    federation = Federation("tfedavg", **DEEP)
+    network, batch = federation.network, federation.world.images.batch(torch.arange(12))
+    (name,), model = weights_of(network), Eager(network, training=True)
+    alike = {n: 0.25 * t.sign() if n == name else t.clone() for n, t in federation.server.tensors.items()}
+    latent = {n: tensor.requires_grad_() for n, tensor in alike.items()}
+    plain, quantised = (
+        model.grad(lambda seen, one=one: one(model, seen, batch, {}), latent)
+        for one in (CrossEntropy(), Quantised(CrossEntropy(), False, 0.0))
+    )
+    assert torch.equal(plain[1], quantised[1])
+    close(quantised[0], {n: 0.25 * grad if n == name else grad for n, grad in plain[0].items()})
 
 
 @pytest.mark.parametrize("changes", [DEEP, NORMED], ids=["mlp", "lenet5_bn"])
@@ -77,7 +91,7 @@ def test_stacked_equals_reference(changes):
 
 def test_traffic_is_ternary_both_ways():
     federation = Federation("tfedavg", **NORMED)
-    names = layers_of(federation.network)
+    names = weights_of(federation.network)
     assert names == [n for n, t in federation.network.module.named_parameters() if t.ndim > 1][1:-1]
     federation.round()
     assert not any(isinstance(v, Ternary) for task in federation.engine.tasks for v in task.tensors["model"].values())
@@ -101,7 +115,7 @@ def test_a_round_by_hand():
     weight = sum(outcome.report.weight for outcome in outcomes)
     for name, tensor in after.items():
         mean = sum(outcome.report.weight * dense(outcome.report.tensors[name]) for outcome in outcomes) / weight
-        expected = ternary(mean, 0.7)[0] if name in layers_of(federation.network) else mean
+        expected = ternary(mean, 0.7)[0] if name in weights_of(federation.network) else mean
         assert torch.allclose(tensor, expected, rtol=0, atol=1e-12), name
 
 
@@ -117,14 +131,14 @@ def test_full_weights_go_down_where_ternary_ones_lose_too_much(gap, sent, monkey
     )
     federation.round()
     assert (federation.server.memory["ternary"] is not None) is sent
-    (name,) = layers_of(federation.network)
+    (name,) = weights_of(federation.network)
     assert (len(federation.server.tensors[name].unique()) <= 3) is sent
 
 
 def test_up_only():
     federation = Federation("tfedavg", **DEEP, method={"down": False}, train={"lr": 2.0})
     federation.round()
-    (name,) = layers_of(federation.network)
+    (name,) = weights_of(federation.network)
     assert isinstance(federation.engine.outcomes[0].report.tensors[name], Ternary)
     assert len(federation.server.tensors[name].unique()) > 3
     federation.round()

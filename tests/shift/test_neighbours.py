@@ -7,11 +7,14 @@ from math import exp
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
 from fedloom.methods.fedamp import FedAMP, attention
+from fedloom.policies.adaptive import Adaptive
+from fedloom.policies.layers import layers_of
 from fedloom.policies.objective import CrossEntropy
 from fedloom.policies.optimizer import SGD
 from fedloom.policies.share import Body
@@ -19,8 +22,9 @@ from fedloom.runs.study import resolve
 from fedloom.steps import Descent
 from fedloom.types import Fit, Task, Train
 from tests.contract.study import final
-from tests.core.small import Normed, client_of, images_of, network_of
+from tests.core.small import CLASSES, SIDE, Normed, client_of, images_of, network_of
 from tests.methods.tiny import NORMED, begin, close, gradient, numbers, run, same, sections_of, server_of, world
+from tests.submodels.nets import NETS, network
 
 
 def test_the_head_is_the_last_layers_with_their_norms():
@@ -31,6 +35,36 @@ def test_the_head_is_the_last_layers_with_their_norms():
     private = Body(2).private(place.network)
     assert len(private) == 2 + 2 + 5  # two linear layers, and a norm with statistics and counter
     assert private & place.network.buffers
+
+
+class HeadFirst(nn.Module):
+    """Declares its head first, its norms before its layers, and a layer that only training calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, CLASSES)
+        self.norm = nn.BatchNorm1d(4)
+        self.more, self.aside, self.body = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(SIDE * SIDE, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.more(self.norm(self.body(x.flatten(1)))))
+        return self.head(self.aside(x) if self.training else x)
+
+
+def test_layers_are_counted_from_the_output_however_they_are_declared():
+    network = network_of(HeadFirst)
+    layers = [[name.split(".")[0] for name in layer] for layer in layers_of(network)]
+    assert layers == [["body", "body", "norm", "norm"], ["more", "more"], ["aside", "aside"], ["head", "head"]]
+    assert Body().private(network) == {"head.weight", "head.bias"}
+    assert Adaptive(top=1).keeps(network) == {"head.weight", "head.bias"}
+    assert network.linears == ("body", "more", "head")
+
+
+@pytest.mark.parametrize("name", [name for name in NETS if name != "dense"])
+def test_models_that_declare_their_layers_in_order_keep_it(name):
+    net = network(name)
+    declared = [name for name, _ in net.module.named_parameters()]
+    assert [name for layer in layers_of(net) for name in layer] == declared
 
 
 def test_fedper_is_fedavg_with_own_heads(tmp_path):

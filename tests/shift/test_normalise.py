@@ -154,6 +154,25 @@ def test_all_test_images_by_statistics_of_the_data_or_of_the_model(stats, tmp_pa
         assert np.allclose(batch.x[row], truth, atol=1e-9)
 
 
+@pytest.mark.parametrize("normalise", ["global", "fixed", "personal"])
+def test_the_global_model_of_a_personal_method_is_tested_by_the_statistics_of_all_training_images(normalise, tmp_path):
+    changes = domains(tmp_path / "c.npz", constant=True)
+    changes["data"]["normalise"] = normalise
+    place = world("fedcpn", **changes, evaluate={"on": "all", "test_stats": "model"})
+    x = place.dataset.x[: place.dataset.trained] / 255
+    images = place.home().test.images
+    assert np.allclose(images.mean.flatten(), x.mean((0, 2, 3)), rtol=0, atol=1e-9)
+    assert np.allclose(images.std.flatten(), [x[:, 0].std(), 1, x[:, 2].std()], rtol=0, atol=1e-9)
+
+
+def test_fixed_numbers_are_one_half_where_statistics_are_not_personal(tmp_path):
+    changes = domains(tmp_path / "c.npz")
+    changes["data"]["normalise"] = "fixed"
+    place = world("fedcpn", **changes, method={"normalise": "study"})
+    for images in (place.home().test.images, place.client(Task(1, 0), {}).train.images):
+        assert images.mean.flatten().tolist() == images.std.flatten().tolist() == [0.5] * 3
+
+
 def test_unseen_groups_alone(tmp_path):
     changes = domains(tmp_path / "c.npz", unseen=True)
     place = world("fedavg", **changes, evaluate={"on": "unseen", "test_stats": "model"})

@@ -92,6 +92,21 @@ class Forgetful(nn.Module):
         return self.head(self.drop(F.relu(self.first(x.flatten(1)))))
 
 
+class Cosine(nn.Module):
+    """A classifier by angles to vectors that the model itself owns, behind so many layers."""
+
+    def __init__(self, classes: int = CLASSES, hidden: tuple[int, ...] = (16, 12)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(nn.Linear, (64, *hidden), hidden))
+        self.weight = nn.Parameter(torch.randn(classes, hidden[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return 5 * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
 class Refined(nn.Module):
     """A last layer that corrects the logits, so that no layer alone is the output."""
 

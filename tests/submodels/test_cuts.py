@@ -211,6 +211,18 @@ def test_scores_that_are_zero_but_for_rounding_are_equal():
     assert where[one].tolist() == list(range(net.units.sizes[one]))[-len(where[one]) :]
 
 
+def test_scores_below_zero_keep_their_order():
+    """A score of one's own may be a loss turned round: its largest number is the one nearest to zero."""
+    net = network("lenet5")
+    scores = {group: torch.arange(-float(size), 0) for group, size in net.units.sizes.items()}
+    for group, kept in Scored()(net, 0.5, 0, torch.Generator(), scores).items():
+        assert kept.tolist() == list(range(net.units.sizes[group]))[-len(kept) :]
+    one, *_ = scores
+    scores[one] = 1e-9 * scores[one]
+    where = Scored()(net, 0.5, 0, torch.Generator(), scores)
+    assert where[one].tolist() == list(range(len(where[one]))), "zero but for rounding, beside the others"
+
+
 def test_hot_scores_are_uniform():
     hot, generator = Scored(temperature=1e9), torch.Generator().manual_seed(3)
     score = torch.tensor([0.0, 1.0, 5.0, 100.0, 2.0])

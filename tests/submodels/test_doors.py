@@ -59,6 +59,30 @@ def test_a_model_that_cannot_be_traced_is_refused(method, command):
     assert "only zeros, please" in told
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_of_no_layer_cannot_be_joined_by_class(method, command):
+    """12 hidden units behind 10 classes: rows 10 and 11 would never be joined, the others by a class they are not."""
+    model = ("run", method, "--model", f"{HERE}:Cosine", "--fleet", "low", *SMALL)
+    told = command(*model).sentence()
+    assert f"{method} joins output rows by class, but no layer of the model has its classes for rows" in told
+    assert "'layers.1': 'the output is made of them by what is not a layer'" in told
+    assert "set merge.by_class to false" in told
+    assert command(*model, "--set", "merge.by_class=false", "--json").last["failures"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ([f"{HERE}:Cosine", "--set", "model.hidden=[12]"], "{'layers.0': 'the output is made of them by"),
+        (["mlp", "--set", "model.hidden=[]"], "it has no hidden layers"),
+    ],
+)
+def test_a_model_without_units_is_refused_where_weak_devices_should_train_a_part(method, model, why, command):
+    told = command("run", method, "--model", *model, "--set", "merge.by_class=false", "--fleet", "low", *SMALL)
+    assert f"{method} found no units to cut in the model: {why}" in told.sentence()
+
+
 @pytest.mark.parametrize("method", ["heterofl", "feddse"])
 @pytest.mark.parametrize("capacity", [0.0, 1.5, -0.25])
 def test_capacities_outside_zero_to_one_are_refused(capacity, method, command):

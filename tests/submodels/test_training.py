@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from fedloom.engine.reference import Eager
+from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.worker import arrived
 from fedloom.errors import InputError
+from fedloom.network import Network
+from fedloom.policies.moments import NormMoments
 from fedloom.policies.objective import CrossEntropy, Masked
+from fedloom.policies.score import Activation, Gradient, Predictions, Scale
+from fedloom.policies.steady import steady
 from fedloom.registry import entries
-from fedloom.types import Batch
+from fedloom.types import Batch, Images, Measure, Samples
 from tests.contract.study import rows as metric_rows
 from tests.methods.tiny import run
 from tests.submodels.federation import FLOAT32, HERE, OWN, Federation, footprint
-from tests.submodels.nets import BUILDERS, CLASSES, images, network, tensors_of
+from tests.submodels.nets import BUILDERS, CLASSES, SIDE, images, network, tensors_of
 from tests.submodels.test_cuts import chosen
 
 MIXED = {"name": "mixed", "clients": 3, "capacities": [0.5, 0.3, 0.25]}
@@ -128,7 +134,6 @@ def test_scaler_changes_little_before_a_batch_norm(name):
 
 def test_scaler_of_a_transposed_convolution():
     """Its outputs lie on axis 1 of its weight."""
-    from fedloom.network import Network
     from tests.submodels.nets import Upwards
 
     net, x = Network(Upwards, (1, 8, 8), CLASSES), images()
@@ -268,7 +273,7 @@ def test_all_shipped_models_are_tested():
 
 @pytest.mark.parametrize("method", ["heterofl", "feddse"])
 def test_dropout_does_not_make_runs_irreproducible(method, tmp_path):
-    """Scores and statistics are read in training mode; what a layer draws there must come from the run's seed."""
+    """What a layer draws, in whatever pass, must come from the run's seed."""
     from tests.methods.tiny import same, server_of
 
     model = {"model": {"name": f"{HERE}:Forgetful", "hidden": None}}
@@ -280,13 +285,53 @@ def test_dropout_does_not_make_runs_irreproducible(method, tmp_path):
     assert metric_rows(runs[0]) == metric_rows(runs[1])
 
 
+class Dropping(nn.Module):
+    """Dropout as a layer and as a function, before and behind a norm."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(64, 12), nn.BatchNorm1d(12)
+        self.second, self.head = nn.Linear(12, 9), nn.Linear(9, CLASSES)
+        self.drop, self.share = nn.Dropout(share), share
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(self.drop(x.flatten(1))))
+        return self.head(F.dropout(F.relu(self.second(F.relu(x))), self.share, self.training))
+
+
+@pytest.mark.parametrize("what", [Activation, Scale, Gradient, Predictions, NormMoments])
+def test_units_and_norms_are_looked_at_without_dropout(what):
+    read, place = [], Images(images(24), torch.arange(24) % CLASSES, torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    for share in (0.5, 0.0):
+        net = Network(partial(Dropping, share), (1, SIDE, SIDE), CLASSES)
+        tensors = {name: 3 * tensor for name, tensor in net.initial(3).items()}
+        read += Reference(net).solve([Measure(tensors, what(), Samples(place, torch.arange(24)))])
+        assert all(layer.training for layer in net.bound(tensors, training=True).modules()), "training drops as ever"
+    dropped, whole = read
+    assert dropped.keys() == whole.keys()
+    assert all(torch.equal(dropped[name], whole[name]) for name in whole)
+
+
+def test_statistics_that_are_read_without_dropout_are_the_batchs():
+    """Not the running ones that evaluation would take."""
+    net = Network(partial(Dropping, 0.5), (1, SIDE, SIDE), CLASSES)
+    tensors, x = net.initial(3), images(24)
+    with steady(net, tensors) as module:
+        seen = module(x)
+    h = F.batch_norm(F.linear(x.flatten(1), tensors["first.weight"], tensors["first.bias"]), None, None, training=True)
+    h = F.relu(F.linear(F.relu(h), tensors["second.weight"], tensors["second.bias"]))
+    torch.testing.assert_close(seen, F.linear(h, tensors["head.weight"], tensors["head.bias"]))
+
+
 @pytest.mark.parametrize("method", ["heterofl", "feddse"])
 def test_logits_that_are_not_one_layers_output(method, tmp_path):
     result = run(
         method, tmp_path, fleet=MIXED, model={"name": f"{HERE}:Refined", "hidden": None}, run={"rounds": 1},
-        data={"public": 12},
+        data={"public": 12}, merge={"by_class": False},
     )  # fmt: skip
     assert metric_rows(result)[0]["failures"] == 0
+    with pytest.raises(InputError, match=r"no layer of the model has its classes for rows: \{'rough'"):
+        run(method, tmp_path, fleet=MIXED, model={"name": f"{HERE}:Refined", "hidden": None})
 
 
 def test_tied_weights_are_refused(tmp_path):

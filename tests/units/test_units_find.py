@@ -28,6 +28,7 @@ SIZES = {
     "halves": {"hidden": 9},
     "tied": {"last": 5},
     "exits": {"one": 5, "two": 7},
+    "cosine": {"inner": 9},
     "grouped": {"after": 5},
     "words": {"embed": 6},
     "recurrent": {"hidden": 7},
@@ -50,6 +51,7 @@ def test_groups(net, name):
         ("fixed view", "conv2", "does not run"),
         ("halves", "gated", "does not run"),
         ("tied", "first", "'first.weight' is shared with 'second.weight'"),
+        ("cosine", "last", "the output is made of them by what is not a layer"),
         ("grouped", "blocks", "grouped convolution"),
         ("recurrent", "embed", "cannot be followed"),
     ],
@@ -70,7 +72,27 @@ def test_whole_groups_are_logged_once(caplog):
 def test_output_tensors(net):
     assert net("plain").units.output == {"10.weight", "10.bias"}
     assert net("exits").units.output == {"early.weight", "early.bias", "late.weight", "late.bias"}
+    assert net("cosine").units.output == frozenset(), "as many rows as classes, but they are not the classes"
     assert all(axis.dim != 0 for name in net("plain").units.output for axis in net("plain").units.axes.get(name, ()))
+
+
+class Scaled(nn.Module):
+    """What follows the head goes class by class: a norm, a temperature, probabilities; and an exit beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head, self.early = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.norm, self.slope = nn.BatchNorm1d(3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.inner(x))
+        return torch.stack([(self.norm(self.head(h)) * self.slope).softmax(1), self.early(h)])
+
+
+def test_what_goes_class_by_class_belongs_to_the_output():
+    own = {"slope", *(f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var"))}
+    layers = {"head.weight", "head.bias", "early.weight", "early.bias"}
+    assert find_units(Scaled(), VECTOR).output == own | layers
 
 
 class WrongValue(nn.Module):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.func import functional_call
 from torch.nn import functional as F
-from unit_nets import NETS
+from unit_nets import NETS, VECTOR, Shifted
 
-from fedloom.units import activations, gradients
+from fedloom.units import activations, find_units, gradients
 
 
 def test_activations_of_a_plain_network_by_hand(net):
@@ -85,6 +85,17 @@ def test_every_group_is_scored_and_nothing_changes(net, name):
         assert all((score >= 0).all() for score in scores.values())
     assert all(torch.equal(tensor, before[key]) for key, tensor in case.tensors.items())
     assert not any(layer._forward_pre_hooks for layer in case.module.modules())
+
+
+def test_buffers_outside_the_state_dict_come_to_where_the_model_runs():
+    """The template stays on the host; on the meta device, as on a GPU, a buffer left there would be refused."""
+    module = Shifted()
+    units, x = find_units(module, VECTOR), VECTOR.to("meta")
+    tensors = {name: tensor.to("meta") for name, tensor in module.state_dict().items()}
+    slopes = gradients(units, module, tensors, x, torch.zeros(2, dtype=torch.long, device="meta"), loss=F.cross_entropy)
+    for scores in (activations(units, module, tensors, x), slopes):
+        assert {group: (len(score), score.device.type) for group, score in scores.items()} == {"inner": (5, "meta")}
+    assert module.shift.device.type == "cpu"
 
 
 def test_cutting_a_silent_unit_changes_nothing(net):

@@ -221,6 +221,19 @@ class Exits(nn.Module):
         return self.early(x), F.log_softmax(self.late(F.relu(self.two(x))), 1)
 
 
+class Cosine(nn.Module):
+    """A classifier by angles to vectors that the model itself owns; as many hidden units as classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 9), nn.Linear(9, 4)
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.last(F.relu(self.inner(x))))
+        return F.linear(F.normalize(h), F.normalize(self.weight))
+
+
 class Grouped(nn.Module):
     """A grouped convolution between two plain ones."""
 
@@ -245,6 +258,19 @@ class Words(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.embed(x)).mean(1))
+
+
+class Shifted(nn.Module):
+    """A buffer that no state dict carries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(6), persistent=False)
+        self.inner = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.inner(x + self.shift)))
 
 
 class Recurrent(nn.Module):
@@ -287,6 +313,7 @@ NETS = {
     "halves": (Halves, VECTOR),
     "tied": (Tied, VECTOR),
     "exits": (Exits, VECTOR),
+    "cosine": (Cosine, VECTOR),
     "grouped": (Grouped, IMAGE),
     "words": (Words, TOKENS),
     "recurrent": (Recurrent, TOKENS),

@@ -245,7 +245,7 @@ def _arrival(member: Member) -> str:
 def fix(roster: Roster, study: Study, public: Path | None) -> Deployment:
     """Agree on the kind of data and on how to normalise it, from what the first clients said."""
     shape, class_names = agreed(roster.connected)
-    if study.data.normalise == "fixed":
+    if study.data.normalise == "fixed" and not method_of(study).personal:
         mean, std = [0.5] * shape[0], [0.5] * shape[0]
     else:
         counts = sum(member.facts["levels"] for member in roster.connected)

@@ -29,8 +29,9 @@ from torch import Tensor
 from fedloom.client import batches_of
 from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
+from fedloom.engine.undrawn import undrawn
 from fedloom.network import Network
-from fedloom.seeds import seeded, undrawn
+from fedloom.seeds import seeded
 from fedloom.types import Fit, Fitted, Images, Measure, Request, Tensors
 
 __all__ = ["Graphs"]

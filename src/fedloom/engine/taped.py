@@ -24,8 +24,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedloom.engine.reference import Advance, Reference
+from fedloom.engine.undrawn import undrawn
 from fedloom.network import Network
-from fedloom.seeds import undrawn
 from fedloom.types import Batch, Fit, Step, Tensors
 
 __all__ = ["Taped"]

@@ -34,7 +34,7 @@ from fedloom.methods.unasked import refuse
 from fedloom.models.narrowed import remade
 from fedloom.models.resolve import initialise
 from fedloom.network import Network
-from fedloom.policies.cut import Whole
+from fedloom.policies.cut import Whole, check_units
 from fedloom.policies.front import children, nondominated, require, survivors
 from fedloom.policies.share import AllTensors
 from fedloom.questions import QUESTIONS
@@ -87,8 +87,7 @@ class FedEA(FedAvg):
 
     def suits(self, network: Network) -> None:
         """Its units must be found."""
-        if not network.units.sizes:
-            raise InputError(f"fedea found no units to cut in the model: {network.units.whole}")
+        check_units(network, "fedea")
 
     def rates(self, network: Network, individual: Individual) -> dict[str, float]:
         """The keep rate of every group."""

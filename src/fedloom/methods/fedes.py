@@ -28,7 +28,6 @@ from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
-from fedloom.network import Network
 from fedloom.policies.chromosome import Genes
 from fedloom.policies.cut import Cut, Scored, Whole
 from fedloom.policies.moments import completed
@@ -152,12 +151,6 @@ class FedES(FedAvg):
     def final(self, client: Client, task: Task) -> Work[Tensors]:
         """The last survivor; before the first one, what it would start from."""
         return client.state["trained"] if "trained" in client.state else (yield from self.start(client))
-
-    def suits(self, network: Network) -> None:
-        """A model without units to cut has nothing to evolve."""
-        super().suits(network)
-        if not network.units.sizes:
-            raise InputError(f"fedes found no units to cut in the model: {network.units.whole}")
 
     def found(self, server: Server) -> dict[str, Any]:
         """The mean chromosome of the clients that have tried one, gene by gene."""

@@ -23,7 +23,7 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
 from fedloom.network import Network
-from fedloom.policies.cut import Scored, Whole
+from fedloom.policies.cut import Scored, Whole, check_units
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Masked, Objective
 from fedloom.policies.score import Gradient, Predictions
@@ -57,7 +57,8 @@ class FedGSE(FedAvg):
 
     def suits(self, network: Network) -> None:
         """Its units must be found."""
-        _ = network.units
+        super().suits(network)
+        check_units(network, "fedgse")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """As FedAvg; the last sub-model of every client is remembered."""

@@ -64,7 +64,7 @@ class Quantised:
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """In the forward pass W^, in the backward pass W."""
         seen = dict(tensors)
-        for name in layers_of(model.network, self.ends):
+        for name in weights_of(model.network, self.ends):
             latent = tensors[name]
             with torch.no_grad():
                 hard, slope = ternary(latent, self.threshold)
@@ -72,7 +72,7 @@ class Quantised:
         return self.objective(model, seen, batch, fixed)
 
 
-def layers_of(network: Network, ends: bool = False) -> list[str]:
+def weights_of(network: Network, ends: bool = False) -> list[str]:
     """Weights of convolutions and linear layers, in the model's order, without the first and the last or with them."""
     kinds = (_ConvNd, nn.Linear)
     every = [f"{path}.weight" for path, layer in network.module.named_modules() if isinstance(layer, kinds)]
@@ -102,7 +102,7 @@ class TFedAvg(FedAvg):
 
     def names(self, network: Network) -> list[str]:
         """The weights that are ternary."""
-        return layers_of(network, self.layers == "all")
+        return weights_of(network, self.layers == "all")
 
     def round(self, server: Server, fleet: Fleet) -> Server:
         """As FedAvg; then the mean is made ternary again."""

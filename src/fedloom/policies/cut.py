@@ -15,11 +15,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.errors import InputError
 from fedloom.network import Network
 from fedloom.registry import find, register
 from fedloom.types import Measure, Reading, Tensors, Where, Work
 
-__all__ = ["Capacity", "Cut", "Prefix", "Random", "Rolling", "Scored", "Scores", "Whole", "narrow"]
+__all__ = ["Capacity", "Cut", "Prefix", "Random", "Rolling", "Scored", "Scores", "Whole", "check_units", "narrow"]
 
 Scores = Mapping[str, Tensor]
 Capacity = float | Mapping[str, float]  # the share of units to keep: of every group, or group by group
@@ -40,6 +41,13 @@ class Cut(Protocol):
         self, network: Network, capacity: Capacity, round: int, generator: torch.Generator, scores: Scores | None = None
     ) -> Where | None:
         """Kept units per group, ascending; None: the whole model."""
+
+
+def check_units(network: Network, method: str) -> None:
+    """Refuse a model that has nothing to cut: a weak device would train the whole of it."""
+    if not network.units.sizes:
+        why = network.units.whole or "it has no hidden layers"
+        raise InputError(f"{method} found no units to cut in the model: {why}")
 
 
 class ByServer:
@@ -142,10 +150,10 @@ class Scored:
 
 def _rounded(scores: Scores, network: Network) -> Iterator[tuple[str, Tensor]]:
     """Scores in which what is zero but for rounding is zero, so that no choice hangs on the order of a sum."""
-    largest = max((float(score.max()) for score in scores.values()), default=0.0)
+    largest = max((float(score.abs().max()) for score in scores.values()), default=0.0)
     least = torch.finfo(network.dtype).eps ** 0.75 * largest
     for group, score in scores.items():
-        yield group, torch.where(score < least, torch.zeros_like(score), score)
+        yield group, torch.where(score.abs() < least, torch.zeros_like(score), score)
 
 
 def narrow(cut: Cut, client: Client, tensors: Tensors) -> Work[tuple[Tensors, Where | None]]:

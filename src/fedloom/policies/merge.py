@@ -12,10 +12,11 @@ from torch import Tensor
 from fedloom.encoding import dense, mask_of
 from fedloom.errors import InputError
 from fedloom.fleet.blocks import Joined, Sums
+from fedloom.network import Network
 from fedloom.registry import name_of, register
 from fedloom.types import Report, Server, Tensors
 
-__all__ = ["Mean", "Merge", "check_merge"]
+__all__ = ["Mean", "Merge", "check_merge", "check_rows"]
 
 
 class Merge(Protocol):
@@ -45,6 +46,16 @@ def check_merge(merge: Merge, method: str, tells: frozenset[str], adapts: bool) 
         raise InputError(
             f"merge '{name_of(merge)}' compares whole models, but clients of {method} train different parts of one "
             "here; use merge 'median' or 'trimmed'"
+        )
+
+
+def check_rows(merge: Merge, network: Network, method: str) -> None:
+    """Refuse to join rows by class where no rows are classes."""
+    if merge.by_class and not network.units.output:
+        why = network.units.whole or "its output is not a layer's"
+        raise InputError(
+            f"{method} joins output rows by class, but no layer of the model has its classes for rows: {why}; set "
+            "merge.by_class to false"
         )
 
 

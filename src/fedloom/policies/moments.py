@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedloom.client import Client
+from fedloom.policies.steady import steady
 from fedloom.questions import QUESTIONS
 from fedloom.types import Batch, Measure, Model, Report, Task, Tensors, Work
 
@@ -36,8 +37,7 @@ class NormMoments:
 
             return read
 
-        module = model.network.bound(tensors, training=True)
-        with ExitStack() as hooks:
+        with steady(model.network, tensors) as module, ExitStack() as hooks:
             for path, layer in module.named_modules():
                 if isinstance(layer, _NormBase) and layer.running_mean is not None:
                     hooks.enter_context(layer.register_forward_pre_hook(reader(path)))

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.network import NORMS
+from fedloom.policies.steady import steady
 from fedloom.registry import register
 from fedloom.types import Batch, Model, Tensors
-from fedloom.units import Units, activations, gradients
+from fedloom.units import activations, gradients
 
 __all__ = ["Activation", "Gradient", "Magnitude", "Predictions", "Scale"]
 
@@ -25,8 +26,8 @@ class Activation:
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Summed over the batch: the order of units is that of the mean."""
-        network = model.network
-        return activations(network.units, network.module, tensors, batch.x)
+        with steady(model.network, tensors) as module:
+            return activations(model.network.units, module, tensors, batch.x)
 
 
 @register("score", "scale", paper="Liu et al., Network slimming, ICCV 2017")
@@ -39,7 +40,7 @@ class Scale:
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Times the batch's samples, so that the mean over samples is the scale itself."""
         network, sums = model.network, Activation(self.training)(model, tensors, batch)
-        row, seen = _row(network.units, batch.x), _row(network.units, batch.x)
+        row, seen = network.units.row(batch.x.device), network.units.row(batch.x.device)
         for path, layer in network.module.named_modules():
             name = f"{path}.weight"
             if isinstance(layer, NORMS):
@@ -63,9 +64,11 @@ class Gradient:
     training: bool = True
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
-        """The gradient is summed over the batch's samples before its magnitude is taken."""
-        network, labels = model.network, batch.y if self.labels is None else self.labels
-        return gradients(network.units, network.module, tensors, batch.x, labels, loss=F.cross_entropy)
+        """That of the batch's mean loss, times its samples, so that the mean over samples is the score itself."""
+        labels = batch.y if self.labels is None else self.labels
+        with steady(model.network, tensors) as module:
+            scores = gradients(model.network.units, module, tensors, batch.x, labels, loss=F.cross_entropy)
+        return {group: score * len(batch.y) for group, score in scores.items()}
 
 
 @register("score", "magnitude")
@@ -76,19 +79,14 @@ class Magnitude:
     training: bool = False
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
-        """The same for every batch."""
+        """Times the batch's samples, so that the mean over samples is the norm itself."""
         units = model.network.units
-        row = _row(units, batch.x)
+        row = units.row(batch.x.device)
         for name in sorted(units.parameters & units.axes.keys()):
             for axis, unit in zip(units.axes[name], units.units_of(name, row.device), strict=True):
                 norms = tensors[name].abs().movedim(axis.dim, 0).reshape(len(unit), -1).sum(1).double()
                 row.index_add_(0, unit, norms)
-        return units.split(row[:-1])
-
-
-def _row(units: Units, x: Tensor) -> Tensor:
-    """One zero a unit, and one behind the last for positions of no unit."""
-    return torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=x.device)
+        return units.split(row[:-1] * len(batch.y))
 
 
 @dataclass(frozen=True)
@@ -99,4 +97,5 @@ class Predictions:
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Under batch statistics, over all classes."""
-        return {"predicted": model(tensors, batch.x).argmax(1)}
+        with steady(model.network, tensors):  # the module that `model` runs in
+            return {"predicted": model(tensors, batch.x).argmax(1)}

@@ -117,7 +117,7 @@ class World:
         """All images on the device, normalised by the numbers that all clients have in common."""
         x, y = (torch.from_numpy(part).to(self.network.device) for part in (self.dataset.x, self.dataset.y))
         channels = self.dataset.channels
-        if self.study.data.normalise == "fixed":
+        if self.study.data.normalise == "fixed" and not self.personal:  # else nobody trains under these numbers
             return Images(x, y, *self._numbers(np.full(channels, 0.5), np.full(channels, 0.5)))
         return Images(x, y, *self._numbers(*self._common()))
 

@@ -6,15 +6,15 @@ from fedloom.units.memory import saved_bytes
 from fedloom.units.probe import activations, gradients
 from fedloom.units.skeleton import skeleton
 from fedloom.units.table import Units, Where
-from fedloom.units.taps import linears, tapped
+from fedloom.units.taps import called, tapped
 
 __all__ = [
     "Units",
     "Where",
     "activations",
+    "called",
     "find_units",
     "gradients",
-    "linears",
     "macs",
     "saved_bytes",
     "skeleton",

@@ -5,6 +5,7 @@ believed. A random part of every group is cut, and the sub-model must compute wh
 units are zero wherever they are read, on random parameters (an untrained norm or a zero-initialised branch would hide
 errors). If all groups pass together, all are right; if not, they are added one by one, and one that breaks the
 equality is kept whole. A layer norm over a group normalises over the kept units; the reference does the same.
+That the rows of the last layers are the classes is proved too: turned round, they must turn the logits round.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ def find_units(module: nn.Module, example: Tensor) -> Units:
     trained = [name for name, _ in module.named_parameters()]
 
     def units(groups: Sequence[Group]) -> Units:
-        return Units(groups, shapes, trained, graph.output, whole)
+        return Units(groups, shapes, trained, output, whole)
 
     whole = dict(graph.whole)
+    output = [name for names in graph.output.values() for name in names]
+    if not _relabels(model, output, x):
+        output = []
+        whole |= dict.fromkeys(graph.output, "the output is made of them by what is not a layer")
     proved = list(graph.groups)
     if _fault(model, units(proved), x, generator):
         proved = []
@@ -104,10 +109,26 @@ def _fault(model: nn.Module, units: Units, x: Tensor, generator: torch.Generator
     for part, full in zip(parts, fulls, strict=True):
         if part.shape != full.shape:
             return f"it changes the shape of the output from {list(full.shape)} to {list(part.shape)}"
-        difference = float((part - full).abs().max() / full.abs().max().clamp_min(1e-12))
-        if not difference < TOLERANCE:
+        if not (difference := _apart(part, full)) < TOLERANCE:
             return f"a sub-model does not compute what the model does without those units (off by {difference:.1e})"
     return ""
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max().clamp_min(1e-12))
+
+
+def _relabels(model: nn.Module, output: Sequence[str], x: Tensor) -> bool:
+    """Whether another order of the rows of these tensors is another order of the classes, and nothing else.
+
+    It is not where something mixes what the last layers give, such as a weight that the model itself owns.
+    """
+    tensors = _tensors(model)
+    with torch.no_grad():
+        before = leaves(model(x))
+        after = leaves(functional_call(model, {name: tensors[name].roll(1, 0) for name in output}, (x,)))
+    ways = [(old, old.roll(1, -1) if old.ndim else old) for old in before]
+    return all(min(_apart(new, old) for old in way) < TOLERANCE for new, way in zip(after, ways, strict=True))
 
 
 def _reference(model: nn.Module, units: Units, where: Where, x: Tensor) -> list[Tensor]:

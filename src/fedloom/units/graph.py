@@ -29,11 +29,11 @@ PRODUCERS = (_ConvNd, nn.Linear, nn.Embedding)
 
 @dataclass(frozen=True)
 class Graph:
-    """Groups that may be cut once proved; groups that may not, with the reason; the output layers' tensors."""
+    """Groups that may be cut once proved; groups that may not, with the reason; the last layers' tensors."""
 
     groups: tuple[Group, ...]
     whole: dict[str, str]
-    output: tuple[str, ...]
+    output: dict[str, tuple[str, ...]]  # last layer -> the tensors on whose axis 0 its units lie
 
 
 class _WholeError(Exception):
@@ -48,7 +48,7 @@ def read_graph(model: nn.Module, example: Tensor) -> Graph:
     tied = _tied(model)
     groups: dict[str, Group] = {}
     whole: dict[str, str] = {}
-    output: list[str] = []
+    output: dict[str, tuple[str, ...]] = {}
     seen: set[nn.Module] = set()
     for root in called:
         if root in seen or root not in tracer.module2node:
@@ -63,7 +63,7 @@ def read_graph(model: nn.Module, example: Tensor) -> Graph:
             if any(item.dep.target.type == OPTYPE.OUTPUT for item in items):
                 if points:
                     raise _WholeError("it is part of the model's output")
-                output += [span.owner for span in spans if span.dim == 0]
+                output[producers[0]] = tuple(span.owner for span in spans if span.dim == 0)
                 continue
             for span in spans:
                 if span.owner in tied:
@@ -74,7 +74,7 @@ def read_graph(model: nn.Module, example: Tensor) -> Graph:
                 groups[name] = Group(name, group.size, group.spans, group.points)
         except _WholeError as reason:
             whole[producers[0]] = str(reason)
-    return Graph(tuple(groups.values()), whole, tuple(output))
+    return Graph(tuple(groups.values()), whole, output)
 
 
 def _trace(tracer: Any, model: nn.Module, example: Tensor) -> list[nn.Module]:

@@ -23,7 +23,7 @@ __all__ = ["activations", "gradients"]
 
 def activations(units: Units, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     """Per unit, the sum over samples of its mean magnitude over positions; averaged over the points of its group."""
-    score, seen = _row(units, x), _row(units, x)
+    score, seen = units.row(x.device), units.row(x.device)
 
     # Reduced at once: keeping the activations of all layers would take the memory that inference saves.
     def read(point: Point, h: Tensor) -> None:
@@ -51,17 +51,12 @@ def gradients(
     with torch.enable_grad():
         output = _run(units, module, tensors, x, lambda point, h: points.append((point, h)))
         slopes = torch.autograd.grad(loss(output, y), [h for _, h in points], allow_unused=True)
-    score = _row(units, x)
+    score = units.row(x.device)
     for (point, _), slope in zip(points, slopes, strict=True):
         if slope is not None:
             per_position = _per_position(slope.sum(0, keepdim=True).abs(), point.axis)
             score.index_add_(0, point.unit, per_position.to(score))
     return units.split(score[:-1])
-
-
-def _row(units: Units, x: Tensor) -> Tensor:
-    """One zero per unit, and one behind the last for positions of no unit."""
-    return torch.zeros(sum(units.sizes.values()) + 1, dtype=torch.float64, device=x.device)
 
 
 def _per_position(h: Tensor, axis: Axis) -> Tensor:
@@ -86,8 +81,9 @@ def _run(
 
     full = {**dict(module.named_parameters()), **dict(module.named_buffers()), **tensors}
     own = {
-        # Training mode writes running statistics; parameters that need a gradient give one to all activations.
-        name: tensor.detach().requires_grad_() if name in units.parameters else tensor.detach().clone()
+        # Training mode writes running statistics, and buffers of the module's own may lie elsewhere; parameters that
+        # need a gradient give one to all activations.
+        name: tensor.detach().requires_grad_() if name in units.parameters else tensor.detach().to(x.device, copy=True)
         for name, tensor in full.items()
     }
     with ExitStack() as hooks:

@@ -73,7 +73,7 @@ class Units:
 
     sizes: group name -> number of units, in the order in which the model forms them.
     whole: groups that are never cut -> the reason.
-    output: tensors whose axis 0 is the classes; that axis is in no group.
+    output: tensors whose axis 0 is the classes; that axis is in no group. Empty where no layer makes the output.
     parameters: the names among the model's tensors that are trained.
     axes: tensor name -> its axes that can be cut.
     points: inputs of layers that read a group's units, where scores are taken.
@@ -111,6 +111,10 @@ class Units:
             row = sum(self.sizes.values()) + 1
             self._placed[key] = [(axis.unit % row).to(device) for axis in self.axes.get(name, ())]
         return self._placed[key]
+
+    def row(self, device: torch.device) -> Tensor:
+        """One zero per unit, and one behind the last for positions of no unit."""
+        return torch.zeros(sum(self.sizes.values()) + 1, dtype=torch.float64, device=device)
 
     def points_on(self, device: torch.device) -> list[Point]:
         """The points with their indices on a device; made once, since a captured reading cannot copy from the host."""

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fedloom.types import Points
 
-__all__ = ["linears", "tapped"]
+__all__ = ["called", "tapped"]
 
 
 @contextmanager
 def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool], Tensor]]:
-    """What passes these points in the passes made meanwhile; of several passes, the last.
+    """What passes these points in the passes made meanwhile, as it is at that moment; of several passes, the last.
 
     >>> with tapped(torch.nn.Sequential(torch.nn.ReLU()), (("0", True),)) as seen:
     ...     seen
@@ -23,10 +24,14 @@ def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool],
     """
     seen: dict[tuple[str, bool], Tensor] = {}
 
-    def tap(point: tuple[str, bool]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda layer, inputs, output: seen.update({point: output if point[1] else inputs[0]})
+    def tap(point: tuple[str, bool]) -> RemovableHandle:
+        layer, after = module.get_submodule(point[0]), point[1]
+        # Copied: a non-linearity that works in place writes into what it is given.
+        if after:
+            return layer.register_forward_hook(lambda _layer, _inputs, output: seen.update({point: output.clone()}))
+        return layer.register_forward_pre_hook(lambda _layer, inputs: seen.update({point: inputs[0].clone()}))
 
-    taps = [module.get_submodule(point[0]).register_forward_hook(tap(point)) for point in points]
+    taps = [tap(point) for point in points]
     try:
         yield seen
     finally:
@@ -34,20 +39,19 @@ def tapped(module: nn.Module, points: Points) -> Iterator[dict[tuple[str, bool],
             each.remove()
 
 
-def linears(module: nn.Module, example: Tensor) -> tuple[str, ...]:
-    """Paths of the fully connected layers, in the order in which an example passes them.
+def called(module: nn.Module, example: Tensor) -> tuple[str, ...]:
+    """Paths of the layers, in the order in which an example first reaches them; a layer comes before its parts.
 
-    >>> linears(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2))
-    ('0', '2')
+    >>> called(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2))
+    ('', '0', '1', '2')
     """
-    order: list[str] = []
+    order: dict[str, None] = {}
 
-    def note(path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda layer, inputs, output: order.append(path)
+    def note(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _layer, _inputs: order.update({path: None})
 
     for path, layer in module.eval().named_modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(note(path))
+        layer.register_forward_pre_hook(note(path))
     with torch.no_grad():
         module(example)
-    return tuple(dict.fromkeys(order))
+    return tuple(order)
