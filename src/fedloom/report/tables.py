@@ -168,7 +168,7 @@ def statistics_table(numbers: Mapping[str, Mapping[int, float]], baseline: str |
     for each in against(numbers, baseline) if baseline else ():
         rows[each.one] |= {
             f"above {baseline}": f"{100 * each.estimate.mean:+.2f}",
-            "95 % interval ": interval(each.estimate),
+            "its interval": interval(each.estimate),
             "p (Holm)": "-" if each.corrected is None else f"{each.corrected:.3f}",
         }
     return rows
