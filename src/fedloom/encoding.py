@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Sparse", "Ternary", "Value", "dense", "mask_of"]
+__all__ = ["Sparse", "Ternary", "Value", "dense", "mask_of", "numbers_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +108,13 @@ Value = Tensor | Sparse | Ternary
 def dense(value: Value) -> Tensor:
     """The plain tensor behind any encoding."""
     return value if isinstance(value, Tensor) else value.decode()
+
+
+def numbers_of(value: Value) -> Tensor:
+    """The numbers that an encoding holds; what decoding adds to them are zeros and signs."""
+    if isinstance(value, Tensor):
+        return value
+    return value.values if isinstance(value, Sparse) else value.scale
 
 
 def mask_of(value: Value) -> Tensor | None:

@@ -129,10 +129,11 @@ class Outcome:
     peak_memory_bytes: int | None = None  # of the process that did it, measured
     step_memory_bytes: int = 0  # of one training step at this size, computed
     parameters: int = 0  # numbers in the report's tensors
+    finite: bool | None = None  # whether the report's tensors are, if they were looked at where they were made
 
     def entry(self) -> dict[str, Any]:
         """Its line in the ledger."""
-        numbers, apart = dict(self.report.numbers) if self.report else {}, ("report", "failure", "state")
+        numbers, apart = dict(self.report.numbers) if self.report else {}, ("report", "failure", "state", "finite")
         return numbers | {name: value for name, value in vars(self).items() if name not in apart}
 
 

@@ -164,6 +164,17 @@ def test_nonsense_costs_one_client_and_never_the_round(kind):
     assert re.search(reason, failure.message)
 
 
+def test_clients_that_work_side_by_side_are_looked_at_once(monkeypatch):
+    """A look at a GPU's numbers waits for it."""
+    looks, norm = [], torch._foreach_norm
+    monkeypatch.setattr(torch, "_foreach_norm", lambda tensors: (looks.append(len(tensors)), norm(tensors))[1])
+    fleet = fleet_with(work_that(lambda client: Report(nan_of("last.bias")) if client.id == 2 else good(client)))
+    fleet.engine.place.trainer.window = 4
+    assert [report.client for report in run(fleet)] == [0, 1, 3]
+    assert [(each.client, each.message) for each in fleet.failed] == [(2, "a tensor is not finite")]
+    assert looks == [4]
+
+
 class Unheard:
     """Nothing that could travel."""
 

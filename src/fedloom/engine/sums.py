@@ -20,7 +20,7 @@ def kept_back(outcome: Outcome, network: Network) -> Outcome:
     if report is None:
         return outcome
     bare = replace(outcome, report=Report({}, report.weight, report.numbers, client=report.client))
-    if not (reason := nonsense(report, network)):
+    if not (reason := nonsense(report, network, sound=outcome.finite)):
         return bare
     return replace(bare, failure=Failure(outcome.client, outcome.round, outcome.stage, "nonsense", reason))
 

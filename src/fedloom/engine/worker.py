@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from fedloom import wire
 from fedloom.client import Client
 from fedloom.engine import memory
+from fedloom.fleet.nonsense import finite
 from fedloom.network import Network
 from fedloom.policies.merge import Merge
 from fedloom.types import Failure, Fitted, Outcome, Report, Task, Tensors
@@ -122,7 +123,7 @@ class _Job:
         trace = "".join(traceback.format_exception(error))
         return Failure(self.task.client, self.task.round, self.task.stage, "late" if late else "raised", message, trace)
 
-    def outcome(self, peak: int | None) -> Outcome:
+    def outcome(self, peak: int | None, finite: bool | None) -> Outcome:
         """What became of it, with its costs; a question leaves the state as it was."""
         task = self.task
         sent = self.report.tensors.values() if self.report else ()
@@ -134,6 +135,7 @@ class _Job:
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, forward, self.seconds,
             peak if self.report else None, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
+            finite,
         )  # fmt: skip
 
 
@@ -157,7 +159,17 @@ def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> l
             for job in group:
                 job.advance([next(answers) for _ in job.requests or ()])
     peak = memory.peak()
-    return [job.outcome(peak) for job in jobs]
+    return [job.outcome(peak, sound) for job, sound in zip(jobs, _looked_at(jobs), strict=True)]
+
+
+def _looked_at(jobs: Sequence[_Job]) -> list[bool | None]:
+    """Which reports are finite, by one look at all of them; None for what nobody could say."""
+    made = [job for job in jobs if job.report is not None]
+    try:
+        found = dict(zip(map(id, made), finite([job.report for job in made if job.report is not None]), strict=True))
+    except Exception:  # noqa: BLE001 (whatever one of them is made of, the fleet looks at each alone then)
+        return [None for _ in jobs]
+    return [found.get(id(job)) for job in jobs]
 
 
 def _solved(place: Workplace, jobs: Sequence[_Job]) -> Iterator[Any]:

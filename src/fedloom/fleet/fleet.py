@@ -236,7 +236,7 @@ class Fleet:
                     why = (failure.kind, failure.message, failure.trace) if failure else ("lost", "no report")
                     self._fail(outcome, *why)
                     continue
-                if reason := nonsense(report, self.networks[self.kind(outcome.client)], like):
+                if reason := nonsense(report, self.networks[self.kind(outcome.client)], like, outcome.finite):
                     self._fail(outcome, "nonsense", reason)
                     continue
                 simulated = "speed" in self.columns  # then computed, else measured

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 
 import torch
-from torch import Tensor
 
-from fedloom.encoding import dense
+from fedloom.encoding import dense, numbers_of
 from fedloom.network import Network
 from fedloom.types import Report, Tensors
 
-__all__ = ["nonsense"]
+__all__ = ["finite", "nonsense"]
 
 
-def nonsense(report: Report, network: Network, like: Tensors | None = None) -> str:
-    """Why a report cannot be used; empty if it can. Its tensors are those of the model, or just such as `like`."""
+def nonsense(report: Report, network: Network, like: Tensors | None = None, sound: bool | None = None) -> str:
+    """Why a report cannot be used; empty if it can. Its tensors are those of the model, or just such as `like`.
+
+    `sound` says whether they are finite, if somebody who can be believed has looked already.
+    """
     try:
-        return _wrong(report, network, like)
+        return _wrong(report, network, like) or _unsound(report, sound)
     except Exception as error:  # noqa: BLE001 (whatever a report is made of)
         return f"it cannot be read: {type(error).__name__}: {error}"
+
+
+def finite(reports: Sequence[Report]) -> list[bool]:
+    """Which of these reports hold finite tensors alone.
+
+    One norm a tensor, and one look at all of them together: a GPU is not asked to wait sixty times a report.
+    """
+    held = [[numbers_of(value) for part in (report.tensors, *report.extra.values()) for value in part.values()]
+            for report in reports]  # fmt: skip
+    floats = [[tensor for tensor in each if tensor.is_floating_point()] for each in held]
+    flat = [tensor for each in floats for tensor in each]
+    found = torch.stack(torch._foreach_norm(flat)).isfinite().cpu() if flat else torch.ones(0, dtype=torch.bool)
+    return [bool(part.all()) for part in torch.split(found, [len(each) for each in floats])]
+
+
+def _unsound(report: Report, sound: bool | None) -> str:
+    if sound is None:
+        (sound,) = finite([report])
+    if not sound:
+        return "a tensor is not finite"
+    if not all(isfinite(number) for number in (report.weight, *report.numbers.values())):
+        return "a number is not finite"
+    return f"its weight is {report.weight}" if report.weight < 0 else ""
 
 
 def _wrong(report: Report, network: Network, like: Tensors | None) -> str:
@@ -33,7 +59,6 @@ def _wrong(report: Report, network: Network, like: Tensors | None) -> str:
         shapes, dtypes = ({name: getattr(each, what) for name, each in like.items()} for what in ("shape", "dtype"))
         if missing := like.keys() - report.tensors.keys():
             return f"it holds no '{min(missing)}'"
-    finite: list[Tensor] = []
     for name, value in (
         (name, value) for part in (report.tensors, *report.extra.values()) for name, value in part.items()
     ):
@@ -43,14 +68,5 @@ def _wrong(report: Report, network: Network, like: Tensors | None) -> str:
             return f"tensor '{name}' has shape {tuple(value.shape)}, expected {tuple(shapes[name])}"
         if value.dtype != dtypes[name]:
             return f"tensor '{name}' is of {value.dtype}, expected {dtypes[name]}"
-        tensor = dense(value)
-        if tensor.is_floating_point():
-            finite.append(tensor)
-    # One norm a tensor and one look at their sum: a GPU is not asked to wait sixty times a report.
-    if finite and not isfinite(torch.stack(torch._foreach_norm(finite)).sum()):
-        return "a tensor is not finite"
-    if not all(isfinite(number) for number in (report.weight, *report.numbers.values())):
-        return "a number is not finite"
-    if report.weight < 0:
-        return f"its weight is {report.weight}"
+        dense(value)  # what cannot be decoded cannot be joined
     return ""
