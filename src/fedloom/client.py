@@ -6,19 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom import wire
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
-from fedloom.types import NEVER, Images, Moment, Plan, Samples, Task, Tensors, Train, Where
+from fedloom.types import Images, Plan, Samples, Task, Tensors, Train, Where
 
-__all__ = ["Client", "States", "batches_of", "moment_of", "state_file"]
+__all__ = ["Client", "batches_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +38,7 @@ class Client:
     state: dict[str, Any] = field(default_factory=dict)
     groups: Mapping[str, Samples] = field(default_factory=dict)  # the test part by group, where all test on all groups
     public: Samples | None = None  # images that all have, where the method wants that
+    secret: int | None = None  # a real device's own: whoever knows the run's seed could take its noise away again
 
     @property
     def samples(self) -> int:
@@ -68,6 +67,12 @@ class Client:
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers of its own for this purpose in this round and stage."""
         return torch_generator(self.seed, self.task.round, self.task.stage, self.id, purpose)
+
+    def noise(self, purpose: str) -> torch.Generator:
+        """Random numbers of its own that nobody else can draw; in a simulation they repeat like all others."""
+        if self.secret is None:
+            return self.generator(purpose)
+        return torch_generator(self.secret, self.task.round, self.task.stage, self.id, purpose)
 
     def received(self, part: str = "model") -> Tensors:
         """A part of the task as plain tensors."""
@@ -195,81 +200,3 @@ def sizes_of(number: int, size: int) -> list[int]:
     if size > 1 and len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [size + 1]
     return sizes
-
-
-class States:
-    """Versions of clients' private state. A version is proposed under a moment and counts once a task names it."""
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = device
-        self._versions: dict[int, dict[Moment, dict[str, Any] | Path]] = {}
-        self._written: set[str] = set()  # files that hold a version of ours; another run's leftovers do not count
-
-    def load(self, client: int, accepted: Moment) -> dict[str, Any]:
-        """The newest version that was accepted; newer ones belong to reports that never counted and are dropped."""
-        versions = self._versions.get(client, {})
-        for moment in [moment for moment in versions if moment > accepted]:
-            del versions[moment]
-        if not versions:
-            return {}
-        newest = max(versions)
-        version = versions[newest]
-        if isinstance(version, Path):
-            version = versions[newest] = wire.load(version, self.device)
-        return dict(version)
-
-    def propose(self, client: int, moment: Moment, state: dict[str, Any]) -> None:
-        """Remember a version that the client's report would bring into force."""
-        self._versions.setdefault(client, {})[moment] = state
-
-    def settle(self, client: int, accepted: Moment) -> tuple[Moment, dict[str, Any] | Path] | None:
-        """The accepted version and its moment, if there is one; older ones are forgotten."""
-        versions = self._versions.get(client, {})
-        counted = [moment for moment in versions if moment <= accepted]
-        if not counted:
-            return None
-        newest = max(counted)
-        for moment in counted:
-            if moment != newest:
-                del versions[moment]
-        return newest, versions[newest]
-
-    def replace(self, client: int, moment: Moment, state: dict[str, Any]) -> None:
-        """Forget what is known of a client: this is its state."""
-        self._versions[client] = {moment: state}
-
-    def checkpoint(self, folder: Path, accepted: Mapping[int, Moment]) -> dict[str, str]:
-        """Write the accepted version of every client once, forget older ones, and name the files by client."""
-        files = {}
-        for client in sorted(self._versions):
-            settled = self.settle(client, accepted.get(client, NEVER))
-            if settled is None:
-                continue
-            moment, version = settled
-            path = folder / state_file(client, moment)
-            if path.name not in self._written:
-                wire.save(version if isinstance(version, dict) else wire.load(version), path)
-            self._written.add(path.name)
-            files[str(client)] = path.name
-        return files
-
-    def restore(self, folder: Path, files: Mapping[str, str]) -> None:
-        """Take over what a checkpoint names, nothing else; files are read when their client is next asked."""
-        self._written, self._versions = set(files.values()), {}
-        for client, name in files.items():
-            self._versions[int(client)] = {moment_of(name): folder / name}
-
-
-def state_file(client: int, moment: Moment) -> str:
-    """The name of the file of a client's state.
-
-    >>> state_file(7, (3, 0)), moment_of("client-7-3-0.safetensors")
-    ('client-7-3-0.safetensors', (3, 0))
-    """
-    return f"client-{client}-{moment[0]}-{moment[1]}.safetensors"
-
-
-def moment_of(name: str) -> Moment:
-    """The moment that a state file's name tells."""
-    *_, round, stage = Path(name).stem.split("-")
-    return int(round), int(stage)

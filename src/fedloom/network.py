@@ -17,12 +17,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
+from fedloom.recent import Recent
 from fedloom.types import Tensors, Where
 from fedloom.units import Units, called, find_units, macs, saved_bytes, skeleton
 
 __all__ = ["Network"]
 
 SKELETONS = 1024
+SIZES = 4096  # of sub-models whose costs and shapes are remembered
 Spot = tuple[dict[str, Tensor | None], str, str]  # where a module keeps a tensor: dict, key, the tensor's name
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -56,11 +58,11 @@ class Network:
         self._held: list[Spot] = []  # where the last call's tensors are
         self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
-        self._scalars: dict[float, Tensor] = {}
-        self._masks: dict[bytes, Tensor] = {}
-        self._macs: dict[tuple[object, ...], int] = {}
+        self._scalars = Recent[float, Tensor](64)
+        self._masks = Recent[bytes, Tensor](1024)
+        self._macs = Recent[tuple[object, ...], int](SIZES)
         self._shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
-        self._cut_shapes: dict[tuple[tuple[str, int], ...], dict[str, torch.Size]] = {}
+        self._cut_shapes = Recent[tuple[tuple[str, int], ...], dict[str, torch.Size]](SIZES)
 
     def initial(self, seed: int) -> Tensors:
         """The weights that this seed gives."""
@@ -80,8 +82,6 @@ class Network:
     def scalar(self, value: float) -> Tensor:
         """A number where the tensors are; the same tensor for the same number, so that fits can be seen to share it."""
         if value not in self._scalars:
-            while len(self._scalars) > 64:
-                self._scalars.pop(next(iter(self._scalars)))
             self._scalars[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
         return self._scalars[value]
 
@@ -89,8 +89,6 @@ class Network:
         """Booleans of the host where the tensors are; the same tensor for the same ones, so that most need no copy."""
         key = chosen.numpy().tobytes()
         if key not in self._masks:
-            while len(self._masks) > 1024:
-                self._masks.pop(next(iter(self._masks)))
             self._masks[key] = chosen.to(self.device)
         return self._masks[key]
 

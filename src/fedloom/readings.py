@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ class Accuracy:
     """Right answers and samples per class, and the summed cross-entropy."""
 
     training: bool = False
+    passes: ClassVar[int] = 1
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Counts of one batch, in float64 so that sums do not depend on the batch size."""

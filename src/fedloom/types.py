@@ -126,7 +126,7 @@ class Outcome:
     macs: int = 0
     forward_macs: int = 0  # of one sample through the model that it sent
     seconds: float = 0.0
-    peak_memory_bytes: int | None = None  # of the process that did it, measured
+    peak_memory_bytes: int | None = None  # of the process that did it, or of its GPU, measured
     step_memory_bytes: int = 0  # of one training step at this size, computed
     parameters: int = 0  # numbers in the report's tensors
     finite: bool | None = None  # whether the report's tensors are, if they were looked at where they were made
@@ -172,6 +172,8 @@ class Images:
     @property
     def labels(self) -> Tensor:
         """`y` on the host, copied there once: whoever asks for some labels does not wait for the device."""
+        if self.y.device.type == "cpu":
+            return self.y
         return _LABELS[self.y] if self.y in _LABELS else _LABELS.setdefault(self.y, self.y.cpu())
 
     def batch(self, rows: Tensor) -> Batch:
@@ -270,6 +272,7 @@ class Fit:
     plan: Plan
     fixed: Fixed = field(default_factory=dict)
     kind: int = 0  # which of the study's models it is; a client's requests are about its own
+    spent: float = 0.0  # seconds that the client has been at its task before
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -299,6 +302,10 @@ class Fitted:
 
 class Reading(Protocol):
     """What a Measure reads: sums over batches, finished at the end."""
+
+    @property
+    def passes(self) -> int:
+        """How many forward passes it costs; one that goes back costs three."""
 
     @property
     def training(self) -> bool:

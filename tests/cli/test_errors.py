@@ -50,6 +50,7 @@ from tests.cli.conftest import SMALL
     (["run", "--set", "merge.name=medain"], ["merge 'medain'", "Did you mean 'median'?"]),
     (["run", "fedavg", "--engine", "nope"], ["allowed: auto, local"]),
     (["run", "fedavg", "--set", "engine.trainer=graphs"], ["'graphs' captures steps on a GPU", "stacked"]),
+    (["run", "--engine", "processes", "--set", "engine.trainer=stacked"], ["each trained alone", "engine.name out"]),
     (["run", "fedavg", "--seed", "9223372036854775808"], ["run.seed is wrong", "less than 9223372036854775808"]),
     (["run", "fedprox", "--set", "method.mu=inf"], ["mu of method 'fedprox'", "finite number", "got inf"]),
     (["run", "fedavg", "--set", "fleet.speed=inf"], ["speed of fleet 'uniform'", "finite number", "got inf"]),

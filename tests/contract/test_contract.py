@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedloom import wire
-from fedloom.client import States
 from fedloom.engine.local import Local
 from fedloom.engine.processes import Processes
+from fedloom.engine.states import States
 from fedloom.engine.worker import arrived
 from fedloom.errors import Interrupted
 from fedloom.registry import entries, find

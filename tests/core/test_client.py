@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom import wire
-from fedloom.client import States
+from fedloom.engine.states import States
 from fedloom.types import NEVER, Samples, Train
 from tests.core.small import Normed, client_of, images_of, network_of
 
@@ -230,6 +230,21 @@ def test_versions_are_kept_back_to_the_last_checkpoint():
         states.propose(1, (round, 0), state(round))
         states.load(1, (round, 0))
     assert value_of(states.load(1, (1, 0))) == 1
+
+
+def test_without_history_a_client_has_two_versions_at_most(tmp_path):
+    """The one that counts, and the one that counts again if the round under way is never finished."""
+    states = States(history=False)
+    for round in range(5):
+        states.propose(1, (round, 0), state(round))
+        states.propose(1, (round, 1), state(10 + round))
+        assert value_of(states.load(1, (round, 1))) == 10 + round
+        assert len(states._versions[1]) <= 2
+    states.propose(1, (5, 0), state(5))
+    assert value_of(states.load(1, (5, 0))) == 5, "accepted in a stage of a round that is then interrupted"
+    files = states.checkpoint(tmp_path, {1: (4, 1)})
+    assert value_of(wire.load(tmp_path / files["1"])) == 14
+    assert value_of(states.load(1, (4, 1))) == 14
 
 
 def test_restored_states_are_read_when_needed_and_written_once(tmp_path):

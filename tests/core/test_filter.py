@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 
+from fedloom.deploy.worlds import DeviceWorld
 from fedloom.encoding import Sparse, mask_of
 from fedloom.policies.filter import Clip
-from fedloom.types import Report
+from fedloom.runs.world import world_of
+from fedloom.types import Report, Task
 from tests.core.small import Normed, client_of, network_of
+from tests.methods.tiny import study_of
 
 NETWORK = network_of(Normed)
 
@@ -62,3 +67,17 @@ def test_elements_that_did_not_travel_still_do_not_vote():
     clipped = Clip(norm=0.5)(client(), Report({"last.bias": value})).tensors["last.bias"]
     assert torch.equal(mask_of(clipped), kept)
     assert float(clipped.decode()[0] - received()["last.bias"][0]) == pytest.approx(0.5, abs=1e-5)
+
+
+def test_the_noise_of_a_real_device_cannot_be_drawn_again(tmp_path):
+    """The server gives devices the run's seed: noise that is drawn from it could be taken away again."""
+    study = study_of("fedavg", tmp_path, filter={"name": "clip", "norm": 1.0, "noise": 0.5})
+    place = world_of(study.model_dump_json())
+    device = DeviceWorld(study, place.dataset, place.split, normal=place._common())
+    task = Task(0, 0, tensors={"model": place.network.initial(0)})
+    report = Report(place.network.initial(1), 1.0)
+    here, there = ([each.filter(each.client(task, {}), report) for _ in range(2)] for each in (place, device))
+    assert torch.equal(here[0].tensors["classifier.1.bias"], here[1].tensors["classifier.1.bias"])
+    drawn = [here[0], *there]
+    for one, other in combinations(drawn, 2):
+        assert not torch.equal(one.tensors["classifier.1.bias"], other.tensors["classifier.1.bias"])

@@ -287,3 +287,41 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+MEMORY = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's peak")
+
+
+@MEMORY
+@pytest.mark.parametrize("engine", [Local, Processes])
+def test_the_peak_of_a_run_is_that_of_its_largest_task(engine):
+    """Every task begins a peak of its own; the run's is not the last one's."""
+
+    def work(client, task):
+        held = torch.ones(50_000_000 if client.id == 0 else 1)
+        return number(held.sum())
+        yield
+
+    place = Place(network_of(Plain), images_of(), [range(2)] * 4, {"work": work})
+    doing = engine(lambda: place)
+    try:
+        first, *others = (outcome.peak_memory_bytes for outcome in doing.run(tasks(4)))
+        assert first > max(others[-1:]) + 150e6
+        assert doing.peak_memory() >= first
+    finally:
+        doing.close()
+
+
+@MEMORY
+def test_the_next_run_does_not_inherit_a_peak():
+    def work(client, task):
+        return number(torch.ones(task.round).sum())
+        yield
+
+    place = Place(network_of(Plain), images_of(), [range(2)], {"work": work})
+    peaks = []
+    for size in (50_000_000, 1):
+        engine = Local(lambda: place)
+        list(engine.run([Task(0, size)]))
+        peaks.append(engine.peak_memory())
+    assert peaks[1] < peaks[0] - 150e6

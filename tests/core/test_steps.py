@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 
 from fedloom.engine.reference import Eager, Reference
 from fedloom.engine.stacked import stack_fixed
+from fedloom.engine.worker import perform
 from fedloom.policies.objective import CrossEntropy
 from fedloom.policies.optimizer import SGD, Adam, optimizer_of
 from fedloom.readings import Accuracy
 from fedloom.steps import Descent, clip_
-from fedloom.types import Batch, Fit, Measure, Samples, Train
-from tests.core.small import SIDE, Normed, Plain, client_of, images_of, network_of
+from fedloom.types import Batch, Fit, Measure, Report, Samples, Task, Train
+from tests.core.small import SIDE, Normed, Place, Plain, client_of, images_of, network_of
 
 SHAPES = ((3, 4), (5,), (), (2, 1, 3))
 
@@ -217,6 +219,22 @@ def test_a_request_that_fails_does_not_take_others_with_it():
     failed, fine = Reference(network).solve([Measure(network.initial(0), Accuracy(), each) for each in (empty, good)])
     assert isinstance(failed, Exception)
     assert float(fine["samples"].sum()) == 8
+
+
+def test_a_deadline_is_of_the_whole_task():
+    network, images = network_of(Plain), images_of()
+
+    def work(client, task):
+        for _ in range(50):
+            yield Fit(network.initial(0), Descent(CrossEntropy(), SGD()), client.plan(), client.fixed())
+            time.sleep(0.02)
+        return Report()
+
+    place = Place(network, images, [range(6)], {"work": work})
+    place.trainer = Reference(network, deadline=0.2)
+    (outcome,) = perform(place, [(Task(0, 0), {})])
+    assert outcome.failure.kind == "late"
+    assert "not done after 0.2 s" in outcome.failure.message
 
 
 def test_a_deadline_is_checked_between_steps():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -70,6 +71,17 @@ def test_pictures_are_drawn(runs, tmp_path):
     assert known.own == 1
     assert known.others == 0
     assert heat_map(known, tmp_path / "map.png").stat().st_size > 5_000
+
+
+def test_pictures_leave_the_callers_own_alone(runs, tmp_path):
+    """In a notebook, what is drawn afterwards must still be shown."""
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")
+    try:
+        progress({name: [result] for name, result in runs.items()}, tmp_path / "curves.png")
+        assert matplotlib.get_backend() == "svg"
+    finally:
+        matplotlib.use(before)
 
 
 def test_the_diagonal_is_what_evaluation_measured(runs):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch.func import functional_call
 
 from fedloom.engine.local import Local
+from fedloom.engine.reference import Reference
 from fedloom.models.resolve import build
+from fedloom.readings import Accuracy
 from fedloom.runs.evaluation import costs, summarise, to_target
+from fedloom.types import Measure
 from tests.contract.study import rows
-from tests.methods.tiny import run, server_of, world
+from tests.methods.tiny import NORMED, run, server_of, world
 
 
 def row(round, accuracy="missing", local="missing", up=10, down=20, virtual=2.0, seconds=1.0, **more):
@@ -167,3 +171,46 @@ def test_a_forward_pass_costs_what_the_model_costs_whatever_training_does_with_i
     plain = run("fedavg", tmp_path, **{name: changes[name] for name in ("data", "train") if name in changes}).summary
     assert summary["mean_forward_macs"] == summary["last_forward_macs"] == 64 * 8 + 8 * 10
     assert summary["train_macs"] > plain["train_macs"]
+
+
+def test_what_a_client_reads_of_its_data_costs_what_it_computes(tmp_path):
+    """FedDSE's clients run the whole model over all their training samples before they train a part of it."""
+    federation = {"fleet": {"name": "low", "clients": 5}, "model": {"hidden": [16]}, "run": {"rounds": 1}}
+    result = run("feddse", tmp_path, **federation)
+    worked = [entry for entry in result.rows("clients") if entry["job"] == "work"]
+    assert len(worked) == 5
+    for entry in worked:
+        samples, whole = int(entry["samples"]), 64 * 16 + 16 * 10
+        assert entry["forward_macs"] < whole
+        assert entry["macs"] == 3 * entry["forward_macs"] * samples + whole * samples
+
+
+def test_asking_candidates_for_their_loss_costs_their_passes(tmp_path):
+    asked = {"select": {"name": "powd", "fraction": 0.4, "candidates": 4}, "fleet": {"clients": 5}}
+    asking, silent = (
+        run("fedavg", tmp_path / str(ask), **{**asked, "select": {**asked["select"], "ask": ask}}, run={"rounds": 1})
+        for ask in (True, False)
+    )
+    questions = [entry for entry in asking.rows("clients") if entry["job"] == "loss"]
+    assert questions
+    held = world("fedavg", **asked).split.train.sizes
+    forward = 64 * 8 + 8 * 10
+    assert all(entry["macs"] == forward * held[entry["client"]] for entry in questions)
+    work = sum(entry["macs"] for entry in asking.rows("clients") if entry["job"] == "work")
+    assert asking.summary["train_macs"] == work + sum(entry["macs"] for entry in questions)
+    assert silent.summary["train_macs"] == sum(
+        entry["macs"] for entry in silent.rows("clients") if entry["job"] == "work"
+    )
+
+
+def test_the_model_that_is_kept_is_the_one_that_was_evaluated(tmp_path):
+    """Also where clients that tell norm statistics are drawn anew each time they are asked."""
+    drawn = {"share": {"name": "static", "asked": 0.4}, "fleet": {"clients": 5}, **NORMED}
+    result = run("fedavg", tmp_path, **drawn, run={"rounds": 3})
+    told = [entry for entry in result.rows("clients") if entry["job"] == "statistics" and entry["round"] == 2]
+    assert len(told) == 2, "asked for once"
+    kept = safetensors.torch.load_file(result.folder / "model.safetensors")
+    place = world("fedavg", **drawn)
+    (read,) = Reference(place.network).solve([Measure(kept, Accuracy(), place.home().test)])
+    assert float(read["right"].sum() / read["samples"].sum()) == result.summary["global_accuracy"]
+    assert float(read["loss"] / read["samples"].sum()) == rows(result)[-1]["global_loss"]

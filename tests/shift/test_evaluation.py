@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fedloom.client import States
 from fedloom.engine.reference import Reference
+from fedloom.engine.states import States
 from fedloom.readings import Accuracy
 from fedloom.types import Measure, Task
-from tests.methods.tiny import numbers, run, server_of, world
+from tests.methods.tiny import NORMED, numbers, run, server_of, world
 
 TRAINED = {"evaluate": {"model": "trained", "on": "all"}}
 
@@ -42,3 +42,14 @@ def test_training_is_the_same_and_the_trained_model_is_judged(method, tmp_path, 
     assert numbers(other)[-1]["local_accuracy"] == pytest.approx(sum(accuracies) / 3)
     if method != "local":
         assert len(set(accuracies)) > 1
+
+
+def test_being_judged_by_what_they_trained_costs_clients_nothing_while_they_train(tmp_path):
+    """Norm statistics for that are taken when they are judged."""
+    static = {"share": {"name": "static"}, "evaluate": {"every": 2}, "run": {"rounds": 2}, **NORMED}
+    judged = {**static, "evaluate": {"every": 2, "model": "trained"}}
+    used, trained = (
+        [row["macs"] for row in run("fedavg", tmp_path / name, **study).rows("clients") if row["job"] == "work"]
+        for name, study in (("used", static), ("trained", judged))
+    )
+    assert used == trained

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from fedloom import __version__, wire
-from fedloom.client import States
 from fedloom.data.levels import count_levels
 from fedloom.deploy.messages import PROTOCOL
 from fedloom.deploy.worlds import DeviceWorld, allowed, device_data
+from fedloom.engine.states import States
 from fedloom.engine.worker import perform
 from fedloom.errors import FedloomError, InputError
 from fedloom.runs.experiment import arithmetic

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedloom import wire
-from fedloom.client import States
 from fedloom.deploy.messages import Letter
 from fedloom.deploy.roster import PAUSES, Roster, Sent
 from fedloom.engine import memory
 from fedloom.engine.local import solve
+from fedloom.engine.states import States
 from fedloom.engine.worker import Workplace, arrived
 from fedloom.types import NEVER, Failure, Moment, Outcome, Report, Server, Task
 
@@ -176,7 +176,7 @@ class Flower:
 
     def peak_memory(self) -> int | None:
         """The server's own; each device tells its own in the ledger."""
-        return memory.peak()
+        return memory.highest()
 
     def close(self) -> None:
         """Nothing to let go of: the grid belongs to whoever made it."""

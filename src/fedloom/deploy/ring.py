@@ -352,7 +352,7 @@ class Peer:
         )  # fmt: skip
         store.write(DEPLOYMENT, asdict(fixed))
         if book:
-            from fedloom.client import States
+            from fedloom.engine.states import States
             from fedloom.fleet.fleet import Fleet
 
             names = Named(study.method.name), Named(study.model.name)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 import numpy as np
 
+from fedloom.client import Client
 from fedloom.data.dataset import Arrays, Dataset, build
 from fedloom.data.npz import IGNORED, read_npz
 from fedloom.data.rows import Rows
@@ -19,6 +21,7 @@ from fedloom.errors import InputError
 from fedloom.registry import SLOTS
 from fedloom.runs.study import Study
 from fedloom.runs.world import World
+from fedloom.types import Task
 
 __all__ = ["DeviceWorld", "ServerWorld", "allowed", "device_data", "server_data", "told"]
 
@@ -54,6 +57,10 @@ class DeviceWorld(World):
     def device(self, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """All that is here, whatever number the server knows it by."""
         return self.split.train[0], self.split.validation[0], self.split.test[0], self.capacity
+
+    def client(self, task: Task, state: dict[str, Any]) -> Client:
+        """Its noise is not drawn from the seed, which the server has given it."""
+        return replace(super().client(task, state), secret=randbits(62))
 
     def _common(self) -> Normal:
         return self.normal

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from fedloom import wire
-from fedloom.client import States
 from fedloom.engine import memory
 from fedloom.engine.bases import Parts
 from fedloom.engine.cluster import library
+from fedloom.engine.states import States
 from fedloom.engine.sums import kept_back
 from fedloom.engine.worker import Workplace, perform
 from fedloom.fleet.blocks import Summed, Sums
@@ -25,6 +25,7 @@ class Worker:
     def begin(self, build: Callable[[], Workplace]) -> None:
         """Start anew for a run."""
         self.place = build()
+        memory.begin(self.place.network.device)
         self.states = States(self.place.network.device)
         self.base: tuple[bytes, Parts] = b"", {}
         self.token, self.reports = -1, dict[int, Report]()
@@ -110,4 +111,4 @@ class Worker:
 
     def peak_memory(self) -> int | None:
         """This process's peak, or its device's."""
-        return memory.peak_of(self.place.network.device)
+        return memory.highest(self.place.network.device)

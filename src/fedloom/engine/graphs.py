@@ -140,7 +140,7 @@ class Machine:
                 self._allocate(sizes, rows)
             self.rows[sizes][: len(rows)].copy_(rows, non_blocking=True)
             self.count[sizes].zero_()
-            if sizes in masks:
+            if self.stacked:
                 self.active[sizes][: len(rows)].copy_(masks[sizes], non_blocking=True)
 
     def _allocate(self, sizes: tuple[int, ...], rows: Tensor) -> None:
@@ -171,6 +171,11 @@ class Machine:
         with undrawn():
             self.advance(kind)
             self.graphs[kind] = self.lane.record(lambda: self.advance(kind))
+
+
+def said(error: Exception) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _clone(value: Any) -> Any:
@@ -289,7 +294,7 @@ class _Job:
                 masks.setdefault(sizes, []).append(everybody)
                 self.kinds.append((variant, sizes, False))
         self.orders = {sizes: torch.stack(each).pin_memory() for sizes, each in rows.items()}
-        self.masks = {sizes: torch.stack(each) for sizes, each in masks.items()}
+        self.masks = {sizes: torch.stack(each).pin_memory() for sizes, each in masks.items()}
         self.weights = {sizes: self._weights(sizes, mask) for sizes, mask in self.masks.items()}
 
     def _weights(self, sizes: tuple[int, ...], mask: Tensor) -> Tensor:
@@ -326,7 +331,8 @@ class Graphs(Reference):
         for number, request in enumerate(requests):
             if isinstance(request, Fit) and (key := self._key(request)) is not None:
                 groups.setdefault(key, []).append(number)
-        jobs = [(key, job) for key, numbers in groups.items() for job in self._jobs(numbers, requests)]
+        # The rate is copied into static memory: a machine serves any. Clients that are stacked share one.
+        jobs = [(key[:-1], job) for key, numbers in groups.items() for job in self._jobs(numbers, requests)]
         # The longest first: the last to begin should not be the last to end by much.
         jobs.sort(key=lambda each: -self._cost(each[1].fits[0])[0])
         while jobs:
@@ -342,9 +348,9 @@ class Graphs(Reference):
                     else:
                         jobs.append((key, job))
                 answers |= self._replay(now)
-            except RuntimeError as error:
+            except Exception as error:  # noqa: BLE001 (a failure of one client is found by running each alone)
                 # Whatever cannot be captured still runs, one step after another.
-                self._say(f"a step could not be captured and runs step by step: {str(error).splitlines()[0]}")
+                self._say(f"a step could not be captured and runs step by step: {said(error)}")
                 for full in used:
                     self._machines.pop(full, None)
                 short = isinstance(error, torch.OutOfMemoryError)
@@ -358,6 +364,10 @@ class Graphs(Reference):
         alone = [number for number in range(len(requests)) if number not in answers]
         answers |= dict(zip(alone, super().solve([requests[number] for number in alone]), strict=True))
         return [answers[number] for number in range(len(requests))]
+
+    def close(self) -> None:
+        """Forget what was captured: the next run's trainer needs the memory."""
+        self._drop(1.0)
 
     def _let_go(self) -> None:
         """Drop what was used longest ago where there is much, or little memory left: sizes that evolve are all new."""
@@ -381,8 +391,7 @@ class Graphs(Reference):
         except TypeError as error:
             self._say(f"{type(fit.step).__name__} runs step by step: {error}")
             return None
-        # The rate is copied into static memory: another one needs no other machine.
-        return key[:-1]
+        return key
 
     def _read(self, measure: Measure) -> Tensors | None:
         """The sums by a gauge of this kind of measure, once it is worth capturing; None: not yet, or it cannot be."""
@@ -391,16 +400,17 @@ class Graphs(Reference):
             return None
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in measure.tensors.items())
         images = measure.samples.images
-        key = (measure.what, shapes, images.x.data_ptr(), images.mean.shape, images.origin is None)
+        held = images.x.data_ptr(), images.y.data_ptr()
+        key = (measure.what, shapes, held, images.mean.shape, images.origin is None)
         gauge = self._gauges.pop(key) if key in self._gauges else Gauge(self.network, measure, self._side)
         self._gauges[key] = gauge
         if gauge is None or not gauge.ready(measure):
             return None
         try:
             return gauge.read(measure)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 (the reference says whose failure it is)
             self._gauges[key] = None
-            self._say(f"{type(measure.what).__name__} could not be captured: {str(error).splitlines()[0]}")
+            self._say(f"{type(measure.what).__name__} could not be captured: {said(error)}")
             return None
 
     def _say(self, text: str) -> None:

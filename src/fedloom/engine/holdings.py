@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import wire
-from fedloom.client import moment_of, state_file
+from fedloom.engine.states import moment_of, state_file
 from fedloom.types import Moment, Task
 
 __all__ = ["Holdings", "Numbered", "Slot"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from fedloom.client import States
 from fedloom.engine import memory
+from fedloom.engine.states import States
 from fedloom.engine.worker import Workplace, perform
 from fedloom.fleet.blocks import Reduction
 from fedloom.policies.merge import Merge
@@ -23,7 +23,8 @@ class Local:
 
     def __init__(self, factory: Callable[[], Workplace], workers: int = 1) -> None:
         self.place = factory()
-        self.states = States(self.place.network.device)
+        memory.begin(self.place.network.device)
+        self.states = States(self.place.network.device, history=False)
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
@@ -49,10 +50,11 @@ class Local:
 
     def peak_memory(self) -> int | None:
         """This process's peak, or the device's."""
-        return memory.peak_of(self.place.network.device)
+        return memory.highest(self.place.network.device)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """The world outlives its run; what its trainer made for it need not."""
+        self.place.trainer.close()
 
 
 def solve(place: Workplace, requests: Sequence[Any]) -> list[Any]:

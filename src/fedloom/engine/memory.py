@@ -1,4 +1,4 @@
-"""Peak memory while something runs: of this process where the system tells it (Linux; else None), or of a GPU."""
+"""Peak memory of this process where the system tells it (Linux; else None), or of a GPU: of a task, and of a run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,37 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["peak", "peak_of", "reset"]
+__all__ = ["begin", "highest", "peak", "reset", "resident_peak"]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CPU = torch.device("cpu")
+_before: dict[str, int] = {}  # by kind of device, the highest peak of the run up to the last reset
 
 
-def reset() -> None:
-    """Start a new peak from what is used now."""
-    try:
-        CLEAR.write_text("5")
-    except OSError:  # not Linux, or not allowed: the peak since the process began is then the best there is
-        return
+def begin(device: torch.device = CPU) -> None:
+    """A run begins: what was used before is none of its peak."""
+    _restart(device)
+    _before[device.type] = 0
 
 
-def peak(status: Path = STATUS) -> int | None:
-    """Largest resident size since the last reset, in bytes."""
+def reset(device: torch.device = CPU) -> None:
+    """A task begins: its peak is counted from what is used now."""
+    _before[device.type] = highest(device) or 0
+    _restart(device)
+
+
+def peak(device: torch.device = CPU) -> int | None:
+    """Largest memory since the last reset, in bytes."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_peak()
+
+
+def highest(device: torch.device = CPU) -> int | None:
+    """Largest memory since the run began, in bytes."""
+    return max(peak(device) or 0, _before.get(device.type, 0)) or None
+
+
+def resident_peak(status: Path = STATUS) -> int | None:
+    """Largest resident size of a process since its last reset, in bytes."""
     try:
         text = status.read_text()
     except OSError:
@@ -29,6 +45,11 @@ def peak(status: Path = STATUS) -> int | None:
     return int(line.split()[1]) * 1024 if line else None
 
 
-def peak_of(device: torch.device) -> int | None:
-    """The peak of a device, or of this process for the CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak()
+def _restart(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        CLEAR.write_text("5")
+    except OSError:  # not Linux, or not allowed: the peak since the process began is then the best there is
+        return

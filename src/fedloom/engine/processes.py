@@ -82,6 +82,7 @@ class _Worker:
         theirs.close()
         self.parcels: deque[_Parcel] = deque()
         self.base: Parts | None = None
+        self.peak = 0  # of all its tasks so far
 
     def send(self, parcel: _Parcel, states: Sequence[dict[str, Any]], base: Parts | None, packed: bytes) -> None:
         if base is not None and self.base is not base:
@@ -91,6 +92,15 @@ class _Worker:
         message = {"tasks": tasks, "states": states, "based": base is not None, "summed": parcel.summed}
         self.pipe.send_bytes(wire.pack(message))
         self.parcels.append(parcel)
+
+    def answered(self, outcomes: Sequence[Outcome]) -> None:
+        """The first parcel is done."""
+        self.parcels.popleft()
+        self.peak = max([self.peak, *(outcome.peak_memory_bytes or 0 for outcome in outcomes)])
+
+    def peak_memory(self) -> int | None:
+        """Its largest memory; a task begins by forgetting the peaks of those before it."""
+        return max(self.peak, memory.resident_peak(Path(f"/proc/{self.process.pid}/status")) or 0) or None
 
 
 @register("engine", "processes")
@@ -150,7 +160,7 @@ class Processes(Local):
                     parcel = worker.parcels[0]
                     try:
                         answer = wire.unpack(worker.pipe.recv_bytes())
-                        worker.parcels.popleft()
+                        worker.answered(answer["outcomes"])
                         deaths = 0
                         done |= dict(enumerate(answer["outcomes"], parcel.first))
                         if summing is not None and answer["sums"] is not None:
@@ -208,8 +218,7 @@ class Processes(Local):
 
     def peak_memory(self) -> int | None:
         """Peaks of this process and its workers added; what they share is counted in each."""
-        paths = [Path(f"/proc/{worker.process.pid}/status") for worker in self._workers]
-        known = [memory.peak(), *(memory.peak(path) for path in paths)]
+        known = [memory.highest(), *(worker.peak_memory() for worker in self._workers)]
         return sum(peak for peak in known if peak is not None) or None
 
     def close(self) -> None:
@@ -219,6 +228,7 @@ class Processes(Local):
             worker.process.kill()  # it has nothing to put in order, and a polite signal may meet it before it listens
         for worker in self._workers:
             worker.process.join()
+        super().close()
 
 
 def _apart(parcels: Iterable[_Parcel]) -> list[_Parcel]:

@@ -347,7 +347,7 @@ class Ray:
     def peak_memory(self) -> int | None:
         """Peaks of this process and of the workers added."""
         calls = [slot.actor.peak_memory.remote() for slot in self._live()]
-        known = [memory.peak(), *self.ray.get(calls)]
+        known = [memory.highest(), *self.ray.get(calls)]
         return sum(peak for peak in known if peak is not None) or None
 
     def close(self) -> None:

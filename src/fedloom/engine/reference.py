@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedloom.client import batches_of
 from fedloom.errors import ClientError
-from fedloom.network import Network
+from fedloom.network import SIZES, Network
+from fedloom.recent import Recent
 from fedloom.seeds import seeded
 from fedloom.types import Batch, Fit, Fitted, Measure, Points, Request, Tensors
 from fedloom.units import tapped
@@ -65,9 +66,12 @@ class Reference:
 
     def __init__(self, network: Network, *, deadline: float | None = None) -> None:
         self.network, self.deadline = network, deadline
-        self._memories: dict[tuple[object, ...], int] = {}
+        self._memories = Recent[tuple[object, ...], int](SIZES)
         layout = {"channels_last": network.channels_last}
         self._training, self._still = (Eager(network, training=training, **layout) for training in (True, False))
+
+    def close(self) -> None:
+        """Let go of what was made for the run."""
 
     def solve(self, requests: Sequence[Request]) -> list[Fitted | Tensors | Exception]:
         """One answer a request; a request that fails is answered by its exception."""
@@ -87,7 +91,7 @@ class Reference:
         advance = self._advance(fit, tensors, slots)
         with seeded(plan.seed, self.network.device), torch.no_grad():
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
-                if self.deadline is not None and perf_counter() - start > self.deadline:
+                if self.deadline is not None and fit.spent + perf_counter() - start > self.deadline:
                     raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
                 batches = [plan.images.batch(row) for row in rows]
                 losses.append(advance(variant, batches))

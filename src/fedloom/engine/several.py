@@ -16,6 +16,11 @@ class Several:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers, self.window = trainers, trainers[0].window
 
+    def close(self) -> None:
+        """All let go of what they made for the run."""
+        for trainer in self.trainers:
+            trainer.close()
+
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """One answer a request; each trainer sees all that are about its model at once."""
         answers: dict[int, Any] = {}

@@ -42,7 +42,7 @@ def signature(fit: Fit) -> tuple[object, ...]:
     fixed = tuple((name, _shapes(value)) for name, value in fit.fixed.items())
     images = fit.plan.images
     # Augmented copies are another tensor in every fit; what counts is their shape.
-    where = (room(images), images.x.shape[1:]) if images.own else id(images.x)
+    where = (room(images), images.x.shape[1:]) if images.own else (id(images.x), id(images.y))
     return fit.steps, _shapes(fit.tensors), fixed, where, id(fit.fixed.get("lr"))
 
 

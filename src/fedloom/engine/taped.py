@@ -129,6 +129,10 @@ class Taped(Reference):
         self._tapes: dict[object, dict[object, Tape]] = {}
         self._said: set[str] = set()
 
+    def close(self) -> None:
+        """Forget the tapes."""
+        self._tapes.clear()
+
     def _advance(self, fit: Fit, tensors: Tensors, slots: dict[str, Tensors]) -> Advance:
         """Steps of a fit by their tapes, as far as there are any."""
         live, values = super()._advance(fit, tensors, slots), [tensors, slots, dict(fit.fixed)]

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from fedloom import wire
 from fedloom.client import Client
 from fedloom.engine import memory
-from fedloom.fleet.nonsense import finite
+from fedloom.fleet.nonsense import looked_at
 from fedloom.network import Network
 from fedloom.policies.merge import Merge
-from fedloom.types import Failure, Fitted, Outcome, Report, Task, Tensors
+from fedloom.types import Failure, Fit, Fitted, Measure, Outcome, Report, Task, Tensors
 
 __all__ = ["Trainer", "Workplace", "arrived", "perform"]
 
@@ -26,6 +26,9 @@ class Trainer(Protocol):
 
     def solve(self, requests: Sequence[Any]) -> list[Any]:
         """One answer a request, an exception for one that failed."""
+
+    def close(self) -> None:
+        """Let go of what was made for the run."""
 
 
 class Workplace(Protocol):
@@ -71,6 +74,7 @@ class _Job:
 
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
         self.place, self.task, self.state, self.before = place, task, state, dict(state)
+        self.network = place.network
         self.download_bytes = self.upload_bytes = self.macs = self.forward_macs = self.step_memory = 0
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
@@ -85,20 +89,27 @@ class _Job:
             asked = self._next(answers)
             self.single = not isinstance(asked, tuple)
             each = (asked,) if self.single else asked
-            self.requests = tuple(replace(request, kind=self.task.kind) for request in each)
+            self.requests = tuple(self._placed(request) for request in each)
         except StopIteration as stop:
             self.requests, self.report = None, stop.value
         except Exception as error:  # noqa: BLE001 (a client's failure is a value)
             self.requests, self.failure = None, self._failed(error)
         self.seconds += perf_counter() - begin
 
+    def _placed(self, request: Any) -> Any:
+        if isinstance(request, Fit):
+            return replace(request, kind=self.task.kind, spent=self.seconds)
+        return replace(request, kind=self.task.kind)
+
     def _next(self, answers: Sequence[Any]) -> Any:
         if self.generator is None:
             self.generator = self._open()
             return next(self.generator)
-        for answer in answers:
+        for request, answer in zip(self.requests or (), answers, strict=True):
             if isinstance(answer, Exception):
                 raise answer
+            if isinstance(request, Measure):
+                self.macs += request.what.passes * self.network.macs(request.tensors) * len(request.samples)
             if isinstance(answer, Fitted):
                 self.macs += answer.macs
                 self.forward_macs = answer.forward_macs  # the last fit is mostly that of the model that is sent
@@ -109,6 +120,7 @@ class _Job:
         task = arrived(self.task, self.place.network)
         self.download_bytes = wire.size(task)
         client = self.place.client(task, self.state)
+        self.network = client.network
         report = yield from self.place.jobs[task.job](client, task)
         if self.place.filter is not None and task.job == "work":
             report = self.place.filter(client, report)
@@ -148,7 +160,7 @@ def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> l
 
     They share the process, so its peak of memory is that of all of them.
     """
-    memory.reset()
+    memory.reset(place.network.device)
     jobs = [_Job(place, task, state) for task, state in tasks]
     for job in jobs:
         job.advance([])
@@ -158,18 +170,9 @@ def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> l
         for group, answers in [(group, _solved(place, group)) for group in groups]:
             for job in group:
                 job.advance([next(answers) for _ in job.requests or ()])
-    peak = memory.peak()
-    return [job.outcome(peak, sound) for job, sound in zip(jobs, _looked_at(jobs), strict=True)]
-
-
-def _looked_at(jobs: Sequence[_Job]) -> list[bool | None]:
-    """Which reports are finite, by one look at all of them; None for what nobody could say."""
-    made = [job for job in jobs if job.report is not None]
-    try:
-        found = dict(zip(map(id, made), finite([job.report for job in made if job.report is not None]), strict=True))
-    except Exception:  # noqa: BLE001 (whatever one of them is made of, the fleet looks at each alone then)
-        return [None for _ in jobs]
-    return [found.get(id(job)) for job in jobs]
+    peak = memory.peak(place.network.device)
+    sound = looked_at([job.report for job in jobs])
+    return [job.outcome(peak, finite) for job, finite in zip(jobs, sound, strict=True)]
 
 
 def _solved(place: Workplace, jobs: Sequence[_Job]) -> Iterator[Any]:

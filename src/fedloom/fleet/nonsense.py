@@ -11,7 +11,7 @@ from fedloom.encoding import dense, numbers_of
 from fedloom.network import Network
 from fedloom.types import Report, Tensors
 
-__all__ = ["finite", "nonsense"]
+__all__ = ["looked_at", "nonsense"]
 
 
 def nonsense(report: Report, network: Network, like: Tensors | None = None, sound: bool | None = None) -> str:
@@ -25,11 +25,20 @@ def nonsense(report: Report, network: Network, like: Tensors | None = None, soun
         return f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def finite(reports: Sequence[Report]) -> list[bool]:
-    """Which of these reports hold finite tensors alone.
+def looked_at(reports: Sequence[Report | None]) -> list[bool | None]:
+    """Which reports hold finite tensors alone, by one look at all of them: a GPU waits once, not once a report.
 
-    One norm a tensor, and one look at all of them together: a GPU is not asked to wait sixty times a report.
+    None for what is no report, and for all if one is made of something else: who gets them looks at each alone.
     """
+    made = [report for report in reports if report is not None]
+    try:
+        found = iter(_finite(made))
+    except Exception:  # noqa: BLE001 (whatever a report is made of)
+        return [None for _ in reports]
+    return [None if report is None else next(found) for report in reports]
+
+
+def _finite(reports: Sequence[Report]) -> list[bool]:
     held = [[numbers_of(value) for part in (report.tensors, *report.extra.values()) for value in part.values()]
             for report in reports]  # fmt: skip
     floats = [[tensor for tensor in each if tensor.is_floating_point()] for each in held]
@@ -40,7 +49,7 @@ def finite(reports: Sequence[Report]) -> list[bool]:
 
 def _unsound(report: Report, sound: bool | None) -> str:
     if sound is None:
-        (sound,) = finite([report])
+        (sound,) = _finite([report])
     if not sound:
         return "a tensor is not finite"
     if not all(isfinite(number) for number in (report.weight, *report.numbers.values())):

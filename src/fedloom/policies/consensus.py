@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Answers:
 
     samples: int
     training: bool = False
+    passes: ClassVar[int] = 1
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """The batch's rows."""

@@ -46,7 +46,7 @@ class Clip:
         moves |= {name: moves[name] * mask for name, mask in masks.items()}
         length = torch.stack([torch.linalg.vector_norm(move) for move in moves.values()]).norm()
         shrink = (self.norm / length.clamp(min=1e-12)).clamp(max=1.0)
-        generator, left = client.generator("noise"), dict(report.tensors)
+        generator, left = client.noise("noise"), dict(report.tensors)
         for name, move in moves.items():
             tensor = sent[name] + move * shrink
             if self.noise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -22,6 +22,7 @@ class NormMoments:
     """Sum and sum of squares of what enters every batch-norm layer, per channel, and how many values that were."""
 
     training: bool = True
+    passes: ClassVar[int] = 1
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Keyed by the names of the statistics that they become."""

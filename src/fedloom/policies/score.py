@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ class Activation:
     """Mean magnitude of a unit's activation, over samples, positions and the points where its group is read."""
 
     training: bool = True
+    passes: ClassVar[int] = 1
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Summed over the batch: the order of units is that of the mean."""
@@ -36,6 +38,7 @@ class Scale:
     """Magnitude of the scale by which a norm layer multiplies the unit; mean activation where a group has no norm."""
 
     training: bool = True
+    passes: ClassVar[int] = 1
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Times the batch's samples, so that the mean over samples is the scale itself."""
@@ -62,6 +65,7 @@ class Gradient:
 
     labels: Tensor | None = None
     training: bool = True
+    passes: ClassVar[int] = 3
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """That of the batch's mean loss, times its samples, so that the mean over samples is the score itself."""
@@ -77,6 +81,7 @@ class Magnitude:
     """L1 norm of all weights that belong to a unit; looks at no data."""
 
     training: bool = False
+    passes: ClassVar[int] = 0
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Times the batch's samples, so that the mean over samples is the norm itself."""
@@ -94,6 +99,7 @@ class Predictions:
     """The most likely class of every sample; for one batch only, since batches are added up."""
 
     training: bool = True
+    passes: ClassVar[int] = 1
 
     def __call__(self, model: Model, tensors: Tensors, batch: Batch) -> Tensors:
         """Under batch statistics, over all classes."""

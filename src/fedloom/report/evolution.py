@@ -203,13 +203,13 @@ def _short(name: str) -> str:
 
 
 def _figure(panels: int, *, sharey: bool = False) -> tuple[Figure, Sequence[Axes]]:
-    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, panels, figsize=(4.6 * panels, 3.5), sharey=sharey, layout="constrained")
-    return figure, axes
+    # A figure of its own, not pyplot's: the caller's backend and open figures stay as they are.
+    figure = Figure(figsize=(4.6 * panels, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, panels, sharey=sharey)
 
 
 def _dress(axis: Axes, title: str, x: str, y: str) -> None:
@@ -221,9 +221,6 @@ def _dress(axis: Axes, title: str, x: str, y: str) -> None:
 
 
 def _saved(figure: Figure, path: Path) -> Path:
-    from matplotlib import pyplot
-
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
     return path

@@ -23,16 +23,15 @@ GROUPS = 6  # of a profile, drawn at most; a deep network's are taken evenly
 @contextmanager
 def _figure(path: Path, panels: int, size: tuple[float, float], rows: int = 1, **shared: Any) -> Iterator[Any]:
     """Rows of panels, written to a file at the end."""
-    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(rows, panels, figsize=size, layout="constrained", squeeze=False, **shared)
-    yield figure, axes
+    # A figure of its own, not pyplot's: the caller's backend and open figures stay as they are.
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    yield figure, figure.subplots(rows, panels, squeeze=False, **shared)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:

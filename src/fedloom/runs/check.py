@@ -65,7 +65,7 @@ def _tried(world: World, tensors: dict[str, torch.Tensor]) -> tuple[float, int |
     try:
         best = float("inf")
         for _ in range(2):  # the first warms up
-            memory.reset()
+            memory.reset(world.network.device)
             begin = perf_counter()
             (answer,) = world.trainer.solve([Fit(tensors, step, client.plan(), fixed)])
             if isinstance(answer, Exception):
@@ -73,4 +73,4 @@ def _tried(world: World, tensors: dict[str, torch.Tensor]) -> tuple[float, int |
             best = min(best, perf_counter() - begin)
     finally:
         torch.set_num_threads(threads)
-    return best / STEPS, memory.peak()
+    return best / STEPS, memory.peak(world.network.device)

@@ -43,11 +43,13 @@ def costs(ledger: Sequence[Row], virtual_seconds: float, failures: int) -> dict[
     }
 
 
-def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> dict[str, Any]:
-    """The global model on the test set, and every client's own model on its own test part."""
-    begin = perf_counter()
+def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> tuple[Server, dict[str, Any]]:
+    """The global model on the test set, and every client's own model on its own test part.
+
+    The server comes back completed: with what the method asks for before an evaluation.
+    """
+    begin, server = perf_counter(), method.evaluated(server, fleet)
     row: dict[str, Any] = {"global_accuracy": None, "global_loss": None, "class_accuracy": None}
-    server = method.evaluated(server, fleet)
     tensors = method.model(server)
     if tensors is not None and len(fleet.home.test):
         tested = fleet.home.groups or {"": fleet.home.test}
@@ -78,7 +80,7 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         row["local_accuracy"] = float(accuracies.mean())
         row["worst_local_accuracy"] = float(accuracies[: max(1, len(accuracies) // 10)].mean())
         row["spread_local_accuracy"] = float(accuracies.std())
-    return row | {"evaluation_seconds": perf_counter() - begin}
+    return server, row | {"evaluation_seconds": perf_counter() - begin}
 
 
 def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:

@@ -64,8 +64,8 @@ def arithmetic(device: str, precision: str) -> Iterator[None]:
 def _engine(store: Store, world: World) -> Iterator[Engine]:
     chosen = world.study.engine
     # A second process pays off only where there is a second core, a second client and no faster device; a run that is
-    # itself one of several leaves the other cores to its neighbours.
-    alone = chosen.device == "cpu" and parent_process() is None
+    # itself one of several leaves the other cores to its neighbours. Clients that are stacked are in one process.
+    alone = chosen.device == "cpu" and parent_process() is None and chosen.trainer != "stacked"
     several = alone and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
     name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
     # Called as `start` and `resume` do, so that the world they built is found and not built again.
@@ -85,15 +85,16 @@ class Experiment:
         self.store, self.engine, self.world, self.method = store, engine, world, world.method
         self._restore()
         self.furthest, self.redone = self.server.round, 0  # rounds that were done at most, and losses since then
+        self.completed: Server | None = None  # the server as it was last evaluated
 
     def _restore(self) -> None:
         """Stand where the last checkpoint stands, or at the start."""
         study, world = self.study, self.world
-        names = [Named(each.name, each.fields) for each in (study.method, *study.model.each)]
         self.fleet = Fleet(
-            world.columns, self.engine, world.network, world.home(), others=world.networks[1:],
-            seed=study.run.seed, names=names, quorum=study.engine.quorum, deadline=study.fleet.deadline,
-            shown=world.shown, completed=world.method.evaluated,
+            world.columns, self.engine, world.network, world.home(), others=world.networks[1:], seed=study.run.seed,
+            names=[Named(each.name, each.fields) for each in (study.method, *study.model.each)],
+            quorum=study.engine.quorum, deadline=study.fleet.deadline, shown=world.shown,
+            completed=world.method.evaluated,
         )  # fmt: skip
         first, *others = (network.initial(study.run.seed) for network in world.networks)
         begin = Server(0, first, world.network, {"models": others} if others else {})
@@ -122,7 +123,7 @@ class Experiment:
                 raise Interrupted(
                     self.store.folder, self.signals.received[-1] if self.signals.received else signal.SIGINT
                 ) from None
-        study, final = self.study, self.method.model(self.method.evaluated(self.server, self.fleet))
+        study, final = self.study, self.method.model(self._completed())
         if final is not None:
             self.store.save_model(final)
         summary = {
@@ -134,6 +135,12 @@ class Experiment:
         }  # fmt: skip
         self.store.write("summary.json", summary)
         return summary
+
+    def _completed(self) -> Server:
+        """The last server as it was evaluated; a run that was stopped after its last round asks again, as then."""
+        if self.completed is None:
+            self.fleet.begin(last := self.server.round - 1, self.train(last))
+        return self.completed or self.method.evaluated(self.server, self.fleet)
 
     def _redo(self, lost: RoundLost) -> None:
         """Go back to where nothing was lost: a round leaves no trace until it is committed, a checkpoint is whole."""
@@ -160,7 +167,8 @@ class Experiment:
             row |= gaps(self.method, server, fleet)
         if self._evaluates(after.round):
             fleet.columns |= self.engine.roll_call()  # who was lost while training is not asked in vain once more
-            row |= evaluate(self.method, after, fleet, self.study.evaluate.clients)
+            self.completed, found = evaluate(self.method, after, fleet, self.study.evaluate.clients)
+            row |= found
         with self.signals.held():
             fleet.commit()
             self.store.append("clients", fleet.ledger)

@@ -42,7 +42,7 @@ from fedloom.policies.merge import Merge
 from fedloom.policies.topology import Graph
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
-from fedloom.runs.judged import remembered
+from fedloom.runs.judged import judged, remembered
 from fedloom.runs.schedule import settings
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -269,6 +269,11 @@ class World:
                 f"engine.deadline is checked between steps, and trainer '{self.settled.engine.trainer}' does not stop "
                 "between them; leave engine.trainer out"
             )
+        if (self.study.engine.name, self.study.engine.trainer) == ("processes", "stacked"):
+            raise InputError(
+                "engine.trainer 'stacked' trains clients together, and engine 'processes' has each trained alone; "
+                "leave engine.name out, or engine.trainer"
+            )
         if self.columns.get("onlooker", np.False_).all():
             raise InputError(
                 f"fleet.onlookers is {self.study.fleet.onlookers:g}: of {self.study.fleet.clients} clients that leaves "
@@ -331,10 +336,10 @@ class World:
     @cached_property
     def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
         """What a task can ask for: the method's work, or a question."""
-        work = self.method.work
+        jobs = {name: partial(ask, self.method) for name, ask in (QUESTIONS | {"gap": gap}).items()}
         if self.study.evaluate.model == "trained":
-            work = partial(remembered, self.method)
-        return {"work": work} | {name: partial(ask, self.method) for name, ask in (QUESTIONS | {"gap": gap}).items()}
+            return jobs | {"work": partial(remembered, self.method), "evaluate": partial(judged, self.method)}
+        return jobs | {"work": self.method.work}
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
