@@ -77,14 +77,19 @@ class Method:
         """Whether clients normalise their images by statistics of their own, whatever the study says."""
         return False
 
+    @property
+    def serverless(self) -> bool:
+        """Whether it has stages in place of a round."""
+        return type(self).round is Method.round
+
     tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
 
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""
         name = type(self).__name__.lower()
         check_merge(self.merge, name, self.tells, self.adapts)
-        serverless, star = type(self).round is Method.round, isinstance(self.topology, Star)
-        if serverless == star:
+        star = isinstance(self.topology, Star)
+        if self.serverless == star:
             reason = "has no server and cannot run as a star" if star else "has a server and runs as a star only"
             raise InputError(f"{name} {reason}; got topology '{name_of(self.topology)}'")
 

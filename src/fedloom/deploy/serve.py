@@ -21,7 +21,6 @@ from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Member, Roster, agreed, registered
 from fedloom.deploy.worlds import ServerWorld, server_data, told
 from fedloom.errors import InputError, Interrupted
-from fedloom.method import Method
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
 from fedloom.runs.start import DEPLOYMENT, goes_on, plain
@@ -130,7 +129,7 @@ def suits(study: Study) -> None:
 
 def has_server(study: Study) -> bool:
     """Whether the method has one, or is peers among themselves."""
-    return type(method_of(study)).round is not Method.round
+    return not method_of(study).serverless
 
 
 def enough(asked: int, known: int) -> int:

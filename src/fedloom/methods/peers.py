@@ -34,7 +34,7 @@ class Peer(Method):
         if self.filter is not None:
             raise InputError(f"a filter is about changes of a server's model, and {name} has none; leave [filter] out")
         refuse(self, ("start", "merge"), "has no server whose model clients start from or report to")
-        if type(self).round is Method.round:
+        if self.serverless:
             refuse(self, ("select",), "has no server that selects, and everybody who is there takes part")
 
     def sent_by(self, report: Report, own: Tensors) -> Tensors:

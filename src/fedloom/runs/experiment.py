@@ -16,7 +16,6 @@ import torch
 
 from fedloom.errors import Interrupted, RoundLost, RunError
 from fedloom.fleet.fleet import Engine, Fleet
-from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.registry import find
 from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
@@ -159,8 +158,7 @@ class Experiment:
         fleet.columns |= self.engine.roll_call()
         fleet.begin(server.round, self.train(server.round), sum(row["virtual_seconds"] for row in self.rows))
         forked = replace(server, memory=dict(server.memory))
-        serverless = type(self.method).round is Method.round
-        after = pass_round(self.method, forked, fleet) if serverless else self.method.round(forked, fleet)
+        after = pass_round(self.method, forked, fleet) if self.method.serverless else self.method.round(forked, fleet)
         row: dict[str, Any] = {"round": after.round, "seconds": perf_counter() - begin}
         row |= costs(fleet.ledger, fleet.elapsed, len(fleet.failed))
         if self.study.evaluate.gap and isinstance(self.method, FedAvg):

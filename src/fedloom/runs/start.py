@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError, choose
-from fedloom.method import Method
 from fedloom.registry import entries, find
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
@@ -167,7 +166,7 @@ def goes_on(store: Store) -> str:
     """The command that goes on with a run."""
     if store.read(DEPLOYMENT) is None:
         return f"fedloom resume {store.folder}"
-    if type(method_of(store.study())).round is Method.round:
+    if method_of(store.study()).serverless:
         return "fedloom join, for every peer as before"
     return f"fedloom serve {store.folder}"
 
