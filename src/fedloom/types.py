@@ -104,7 +104,7 @@ class Failure:
     client: int
     round: int
     stage: int
-    kind: str  # raised | late | nonsense | lost
+    kind: str  # raised | late | nonsense | lost | dropped
     message: str
     trace: str = ""
 
