@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from fedloom.copies import to_device
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.types import Tensors, Where
@@ -82,7 +83,7 @@ class Network:
         if value not in self._scalars:
             while len(self._scalars) > 64:
                 self._scalars.pop(next(iter(self._scalars)))
-            self._scalars[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+            self._scalars[value] = torch.full((), value, dtype=self.dtype, device=self.device)  # no copy to wait for
         return self._scalars[value]
 
     def mask(self, chosen: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class Network:
         if key not in self._masks:
             while len(self._masks) > 1024:
                 self._masks.pop(next(iter(self._masks)))
-            self._masks[key] = chosen.to(self.device)
+            (self._masks[key],) = to_device([chosen], self.device)
         return self._masks[key]
 
     @cached_property
