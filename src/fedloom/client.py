@@ -96,6 +96,8 @@ class Client:
         self.state["own"] = {**self.state.get("own", {}), **full}
         if where:
             self.state["where"] = dict(where)
+        else:  # on a device that grew
+            self.state.pop("where", None)
 
     def used(self, tensors: Tensors) -> Tensors:
         """The part of a whole model that it uses: where it keeps tensors, the units that it last trained them for."""
