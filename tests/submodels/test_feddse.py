@@ -89,7 +89,8 @@ def test_scores_of_all_groups_are_looked_at_together(monkeypatch):
     federation, looks, copy = Federation("feddse", model={"name": OWN, "hidden": None}, **FLOAT32), [], copies.to_host
     monkeypatch.setattr(copies, "to_host", lambda tensors: (looks.append(len(tensors)), copy(tensors))[1])
     client = federation.client(0)
-    work = narrow(federation.method.cut, replace(client, capacity=0.5), client.received())
+    started = federation.answer(federation.method.start(client))
+    work = narrow(federation.method.cut, replace(client, capacity=0.5), started)
     federation.answer(work)
     assert looks == [len(federation.network.units.sizes)]
     assert looks[0] > 1
