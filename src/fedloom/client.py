@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom import wire
+from fedloom.copies import to_device
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
@@ -94,10 +95,9 @@ class Client:
         """Propose its own version of these tensors, put back to full size where they were cut."""
         full = self.network.units.place(tensors, where, self.own(frozenset(tensors))) if where else tensors
         self.state["own"] = {**self.state.get("own", {}), **full}
+        self.state.pop("where", None)  # a device that grew trains the whole model now
         if where:
             self.state["where"] = dict(where)
-        else:  # on a device that grew
-            self.state.pop("where", None)
 
     def used(self, tensors: Tensors) -> Tensors:
         """The part of a whole model that it uses: where it keeps tensors, the units that it last trained them for."""
@@ -160,7 +160,7 @@ class Client:
         rows = self.normed(part).rows
         if part.augment is None and not apart:
             return part.images, [rows]
-        own, epochs = rows.to(part.images.x.device), epochs if part.augment else 1
+        (own,), epochs = to_device([rows], part.images.x.device), epochs if part.augment else 1
         seen = part.augment or (lambda x, _: x)
         copies = torch.cat([seen(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)

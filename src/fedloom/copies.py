@@ -16,11 +16,11 @@ __all__ = ["on_host", "to_device", "to_host"]
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
-    """Tensors of one type on a device, by one copy that the host does not wait for."""
+    """Tensors of one type and place on a device, by one copy that the host does not wait for."""
     if not tensors:
         return []
     device, flat = torch.device(device), torch.cat([tensor.reshape(-1) for tensor in tensors])
-    if device.type == "cuda":
+    if device.type == "cuda" and flat.device.type == "cpu":
         flat = flat.pin_memory()
     return _like(flat.to(device, non_blocking=True), tensors)
 
