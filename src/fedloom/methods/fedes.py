@@ -117,7 +117,7 @@ class FedES(FedAvg):
         """Algorithm 2; parent first."""
         client = redrawn(client) if self.redraw else client
         whole, genes = (yield from self.start(client)), Genes.of(client.network)
-        chromosomes = [chromosome.tolist() for chromosome in client.received("chromosome").values()]
+        chromosomes = [each.tolist() for each in to_host(list(client.received("chromosome").values()))]
         scores = None
         if self.cut.reading is not None:
             scores = yield from scored(self.cut.reading, whole, client.normed(client.validation))

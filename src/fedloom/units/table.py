@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.copies import to_device
+from fedloom.copies import to_device, to_host
 from fedloom.errors import InputError, choose
 
 __all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
@@ -217,7 +217,8 @@ class Units:
 
     def plan(self, where: Where, device: torch.device | str = "cpu") -> Plan:
         """The kept positions of each axis that is cut: a slice where they are contiguous, else their numbers."""
-        key = (str(device), *((name, where[name].cpu().numpy().tobytes()) for name in self.sizes if name in where))
+        where = dict(zip(where, to_host(list(where.values())), strict=True))  # those that travelled may be on a GPU
+        key = (str(device), *((name, where[name].numpy().tobytes()) for name in self.sizes if name in where))
         if unknown := where.keys() - self.sizes.keys():
             raise choose("group", min(unknown), self.sizes)
         if key not in self._plans:
