@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.copies import to_device
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
@@ -99,6 +100,7 @@ class Client:
         """Propose its own version of these tensors, put back to full size where they were cut."""
         full = self.network.units.place(tensors, where, self.own(frozenset(tensors))) if where else tensors
         self.state["own"] = {**self.state.get("own", {}), **full}
+        self.state.pop("where", None)  # a device that grew trains the whole model now
         if where:
             self.state["where"] = dict(where)
 
@@ -163,7 +165,7 @@ class Client:
         rows = self.normed(part).rows
         if part.augment is None and not apart:
             return part.images, [rows]
-        own, epochs = rows.to(part.images.x.device), epochs if part.augment else 1
+        (own,), epochs = to_device([rows], part.images.x.device), epochs if part.augment else 1
         seen = part.augment or (lambda x, _: x)
         copies = torch.cat([seen(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)

@@ -26,12 +26,16 @@ class Sparse:
     @classmethod
     def of(cls, tensor: Tensor, kept: Tensor | None = None, *, partial: bool = False) -> Sparse:
         """Encode a tensor; `kept` says which elements travel (default: those that are not zero)."""
+        chosen = (tensor.detach() != 0) if kept is None else kept
+        return cls.at(tensor, chosen.reshape(-1).nonzero().squeeze(1), partial=partial)
+
+    @classmethod
+    def at(cls, tensor: Tensor, positions: Tensor, *, partial: bool = False) -> Sparse:
+        """Encode the elements at these positions, which rise; a GPU need not be asked how many they are."""
         flat = tensor.detach().reshape(-1)
-        chosen = (flat != 0) if kept is None else kept.reshape(-1)
-        positions = chosen.nonzero().squeeze(1)
-        bitmap = _pack_bits(chosen.to(torch.uint8), 8)
-        narrow = positions.to(torch.int32 if flat.numel() < 2**31 else torch.int64)
-        places = bitmap if bitmap.nbytes <= narrow.nbytes else narrow
+        places = positions.to(torch.int32 if flat.numel() < 2**31 else torch.int64)
+        if -(-flat.numel() // 8) <= places.nbytes:
+            places = _pack_bits(torch.zeros_like(flat, dtype=torch.uint8).index_fill_(0, positions, 1), 8)
         return cls(tuple(tensor.shape), flat[positions], places, partial)
 
     @property
@@ -50,9 +54,12 @@ class Sparse:
 
     def decode(self) -> Tensor:
         """The tensor, zeros where nothing travelled."""
-        flat = torch.zeros(torch.Size(self.shape).numel(), dtype=self.values.dtype, device=self.values.device)
-        flat[self.mask.reshape(-1)] = self.values
-        return flat.reshape(self.shape)
+        # By the number of each element's value, 0 for none: writing by a mask would ask a GPU how many it has.
+        chosen, count = self.mask.reshape(-1), len(self.values)
+        which, values = chosen.cumsum(0) * chosen, torch.cat([self.values.new_zeros(1), self.values])
+        if which.device.type == "cpu" and int(chosen.sum()) != count:
+            raise ValueError(f"a sparse tensor has {int(chosen.sum())} places and {count} values")
+        return values[which.clamp(max=count)].reshape(self.shape)
 
     def numel(self) -> int:
         """How many elements travel."""
@@ -80,12 +87,17 @@ class Ternary:
     @classmethod
     def of(cls, tensor: Tensor) -> Ternary:
         """Encode a tensor that is ternary already; anything else would not decode exactly and is refused."""
+        value = cls.trusted(tensor)
+        if not torch.equal(value.decode(), tensor):
+            raise ValueError("a ternary tensor holds -s, 0 and s only; round it before encoding")
+        return value
+
+    @classmethod
+    def trusted(cls, tensor: Tensor) -> Ternary:
+        """Encode what the caller made ternary itself: no look at it, for which a GPU would be waited for."""
         flat = tensor.detach().reshape(-1)
         scale = flat.abs().max() if flat.numel() else flat.new_zeros(())
-        signs = flat.sign()
-        if not torch.equal(signs * scale, flat):
-            raise ValueError("a ternary tensor holds -s, 0 and s only; round it before encoding")
-        return cls(tuple(tensor.shape), _pack_bits((signs + 1).to(torch.uint8), 4), scale.reshape(1))
+        return cls(tuple(tensor.shape), _pack_bits((flat.sign() + 1).to(torch.uint8), 4), scale.reshape(1))
 
     def decode(self) -> Tensor:
         """The tensor, exactly as it was encoded."""

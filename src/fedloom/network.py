@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from fedloom.copies import to_device
 from fedloom.errors import InputError
 from fedloom.models.resolve import initialise
 from fedloom.recent import Recent
@@ -82,14 +83,14 @@ class Network:
     def scalar(self, value: float) -> Tensor:
         """A number where the tensors are; the same tensor for the same number, so that fits can be seen to share it."""
         if value not in self._scalars:
-            self._scalars[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+            self._scalars[value] = torch.full((), value, dtype=self.dtype, device=self.device)  # no copy to wait for
         return self._scalars[value]
 
     def mask(self, chosen: Tensor) -> Tensor:
         """Booleans of the host where the tensors are; the same tensor for the same ones, so that most need no copy."""
         key = chosen.numpy().tobytes()
         if key not in self._masks:
-            self._masks[key] = chosen.to(self.device)
+            (self._masks[key],) = to_device([chosen], self.device)
         return self._masks[key]
 
     @cached_property

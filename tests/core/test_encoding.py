@@ -63,6 +63,16 @@ def test_sparse_keeps_what_is_not_a_number_and_takes_views():
     assert torch.equal(decoded.nan_to_num(7), tensor.T.nan_to_num(7))
 
 
+def test_a_device_is_not_asked_what_it_holds():
+    """A tensor without values stands for one on a device that works behind the host."""
+    tensor = torch.empty(8, 5, device="meta")
+    for size in (1, 30):
+        value = Sparse.at(tensor, torch.empty(size, dtype=torch.long, device="meta"), partial=True)
+        assert (value.numel(), value.nbytes) == (size, 4 * size + min(5, 4 * size))
+        assert value.decode().shape == value.mask.shape == tensor.shape
+    assert Ternary.trusted(tensor).decode().shape == tensor.shape
+
+
 @given(
     shapes,
     st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedloom.encoding import Sparse, Ternary
 from fedloom.policies.merge import Mean
+from fedloom.policies.server import Adaptive, Momentum
 from fedloom.types import Report, Server
 from tests.core.small import CLASSES, Normed, network_of
 
@@ -199,3 +200,19 @@ def test_combining_leaves_the_other_merge_alone():
     one.add(Report(filled(8), 1.0))
     assert torch.equal(two.result()["last.bias"], torch.full((3,), 4.0))
     assert torch.equal(one.result()["last.bias"], torch.full((3,), 6.0))
+
+
+@pytest.mark.parametrize("merge", [Mean(), Mean(by_class=True), Momentum(), Adaptive(yogi=True)])
+def test_a_merge_looks_at_nothing(merge):
+    """Tensors without values stand for those on a device that works behind the host: whoever looks at one fails."""
+    server = server_of()
+    server = Server(0, {name: tensor.to("meta") for name, tensor in server.tensors.items()}, NETWORK)
+    classes = torch.tensor([0, 2]) if merge.by_class else None
+    joined = merge.begin(server)
+    for kept in ([0, 1], [0, 3]):  # one and the other: a slice, and positions that are copied
+        where = {GROUP: torch.tensor(kept)}
+        shapes = NETWORK.shapes(where)
+        cut = {name: torch.empty(shape, dtype=NETWORK.dtypes[name], device="meta") for name, shape in shapes.items()}
+        joined.add(Report(cut, 2.0, where=where, classes=classes))
+    joined.add(Report(dict(server.tensors), 3.0, classes=classes))
+    assert {name: tensor.shape for name, tensor in joined.result().items()} == NETWORK.shapes()

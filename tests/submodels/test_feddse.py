@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom import copies
 from fedloom.client import Client
 from fedloom.engine.reference import Reference
 from fedloom.network import Network
@@ -72,6 +75,25 @@ def test_clients_of_disjoint_classes_choose_disjoint_units():
         assert torch.equal(small["hidden.weight"], tensors["hidden.weight"][where["hidden"]])
         assert torch.equal(small["out.weight"], tensors["out.weight"][:, where["hidden"]])
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_who_trains_the_whole_model_is_asked_for_no_scores():
+    network, tensors = lamps()
+    chosen, where, measured = choose(Scored(), client_of(network, stripes([0, 1]), capacity=1.0), tensors)
+    assert chosen is tensors
+    assert where is None
+    assert not measured
+
+
+def test_scores_of_all_groups_are_looked_at_together(monkeypatch):
+    federation, looks, copy = Federation("feddse", model={"name": OWN, "hidden": None}, **FLOAT32), [], copies.to_host
+    monkeypatch.setattr(copies, "to_host", lambda tensors: (looks.append(len(tensors)), copy(tensors))[1])
+    client = federation.client(0)
+    started = federation.answer(federation.method.start(client))
+    work = narrow(federation.method.cut, replace(client, capacity=0.5), started)
+    federation.answer(work)
+    assert looks == [len(federation.network.units.sizes)]
+    assert looks[0] > 1
 
 
 def test_the_score_is_the_activation_not_the_weight():

@@ -13,6 +13,7 @@ from fedloom.types import Measure, Report
 from tests.submodels.federation import HERE, Federation
 
 FLEET = {"name": "mixed", "clients": 5, "capacities": [0.5, 0.3, 1.0, 0.25, 0.6]}
+WEAK = (0, 1, 3, 4)
 MLP = {"model": {"name": "mlp", "hidden": [7, 6]}}
 PAIR = {"model": {"name": f"{HERE}:Pair", "hidden": None}}
 
@@ -49,7 +50,7 @@ def inner(tensors, x, model):
 def test_the_choice_loses_the_least_gradient(model):
     made = federation(**model)
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in made.server.tensors.items()}
-    for client in range(5):
+    for client in WEAK:
         where, request, _ = scored(made, client)
         batch = request.samples.images.batch(request.samples.rows)
         points, logits = inner(tensors, batch.x, model)
@@ -104,7 +105,7 @@ def test_spl_keeps_what_the_last_model_gets_right():
         assert sorted(request.samples.rows.tolist()) == sorted(expected.tolist())
         assert torch.equal(request.what.labels, home.images.y[request.samples.rows])
         assert request.batch_size >= len(request.samples), "one batch: the sum over samples comes before the magnitude"
-        _, other, _ = scored(made, 2)
+        _, other, _ = scored(made, 3)
         assert len(other.samples) == 60, "another client's model is its own business"
 
 
@@ -168,11 +169,28 @@ def test_the_server_sends_only_the_sub_model():
     for task in made.engine.tasks:
         capacity = FLEET["capacities"][task.client]
         kept = made.network.units.kept(capacity)
-        assert {group: len(units) for group, units in task.where.items()} == kept
+        assert (task.where is None) == (capacity == 1)
+        assert task.where is None or {group: len(units) for group, units in task.where.items()} == kept
         shapes = made.network.units.shapes(kept)
         assert all(tensor.shape == shapes[name] for name, tensor in task.tensors["model"].items())
     measures = [each for each in made.engine.requests if isinstance(each, Measure)]
     assert all(set(each.samples.rows.tolist()) <= set(made.fleet.home.train.rows.tolist()) for each in measures)
+
+
+@pytest.mark.parametrize("labels", ["spl", "csl"])
+def test_a_cohort_is_scored_together_as_each_would_be_alone(labels, monkeypatch):
+    made, calls = federation(labels, **MLP), []
+    made.round()
+    made.fleet.begin(made.server.round, made.train)
+    alone = [made.method.where(made.server, made.fleet, client) for client in range(5)]
+    solve = made.engine.solve
+    monkeypatch.setattr(made.engine, "solve", lambda requests: (calls.append(requests), solve(requests))[1])
+    together = made.method.choices(made.server, made.fleet, range(5))
+    assert together.keys() == set(WEAK), "who trains the whole model is not scored"
+    assert alone[2] is None
+    for client in WEAK:
+        assert all(torch.equal(kept, alone[client][group]) for group, kept in together[client].items())
+    assert [[type(each.what) for each in call] for call in calls] == [[Predictions] * 4, [Gradient] * 4]
 
 
 def test_public_rows_are_nobodys():

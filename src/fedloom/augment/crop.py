@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.copies import to_device
+
 __all__ = ["crop", "crop_flip"]
 
 PADDING = 4
@@ -19,7 +21,7 @@ def crop(x: Tensor, generator: torch.Generator, flip: bool = False) -> Tensor:
     rows, columns = shifts[0] + torch.arange(height), shifts[1] + torch.arange(width)
     columns = torch.where(mirrored, columns.flip(1), columns)
     padded = F.pad(x, (PADDING,) * 4)
-    which, rows, columns = (part.to(x.device) for part in (torch.arange(count), rows, columns))
+    which, rows, columns = to_device([torch.arange(count), rows, columns], x.device)
     return padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 

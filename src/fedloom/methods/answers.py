@@ -15,6 +15,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.copies import to_device
 from fedloom.encoding import dense
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
@@ -83,8 +84,8 @@ class Answering(Method):
         client.keep(fit.tensors)
         about = drawn(client, self.samples, task.round)
         read = yield Measure(fit.tensors, Answers(about.total), about.samples)
-        rows = read["logits"][about.numbers.to(client.network.device)]
-        return Report({ANSWERS: self.told(rows)}, float(client.samples), fit.numbers)
+        (numbers,) = to_device([about.numbers], client.network.device)
+        return Report({ANSWERS: self.told(read["logits"][numbers])}, float(client.samples), fit.numbers)
 
     def begin(self, client: Client) -> Work[Tensors]:
         """The model that a client starts with when it first takes part."""

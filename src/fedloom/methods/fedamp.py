@@ -10,13 +10,16 @@ A known port loses the gradient of the pull and never loads u, so that its FedAM
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Gt
+from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.copies import to_host
 from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
@@ -28,16 +31,19 @@ from fedloom.registry import register
 from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
 
 
-def attention(models: dict[str, Tensors], of: str, names: list[str], alpha: float, sigma: float) -> dict[str, float]:
-    """What every client's model counts in the mixture of one of them; the weights add up to 1."""
+def distances(models: Mapping[str, Tensors], of: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """How far (squared) the models of some clients are from those of all others; looked at once."""
     # In the order of clients, so that sums do not depend on who reported first.
     order = sorted(models, key=int)
     vectors = {key: torch.cat([models[key][name].double().flatten() for name in names]) for key in order}
-    others = {
-        key: alpha / sigma * float(torch.exp(-(vectors[of] - vector).square().sum() / sigma))
-        for key, vector in vectors.items()
-        if key != of
-    }
+    pairs = list(dict.fromkeys(frozenset((one, other)) for one in of for other in order if other != one))
+    apart = dict(zip(pairs, to_host([(vectors[a] - vectors[b]).square().sum() for a, b in pairs]), strict=True))
+    return {one: {other: apart[frozenset((one, other))] for other in order if other != one} for one in of}
+
+
+def attention(apart: Mapping[str, Tensor], of: str, alpha: float, sigma: float) -> dict[str, float]:
+    """What every client's model counts in the mixture of one of them, by its distances; the weights add up to 1."""
+    others = {key: alpha / sigma * float(torch.exp(-square / sigma)) for key, square in apart.items()}
     total = max(1.0, sum(others.values()))
     others = {key: weight / total for key, weight in others.items()}
     return {of: 1 - sum(others.values()), **others}
@@ -62,28 +68,33 @@ class FedAMP(FedAvg):
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Algorithm 1: send everybody its mixture, remember what comes back."""
         models = dict(self._models(server))
-        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
+        cohort = self.select(fleet, server)
+        mixed = zip(cohort, self.mixtures(server, [str(client) for client in cohort]), strict=True)
+        for report in fleet.run(self._told(fleet, client, mixture) for client, mixture in mixed):
             models[str(report.client)] = {name: dense(value) for name, value in report.tensors.items()}
         server.memory["models"] = models
         return server.next(server.tensors)
 
     def task(self, server: Server, fleet: Fleet, client: int) -> Task:
         """The client's mixture; at first the common model."""
-        return replace(fleet.task(client), tensors={"model": self.mixture(server, str(client))})
+        return self._told(fleet, client, *self.mixtures(server, [str(client)]))
 
-    def mixture(self, server: Server, client: str) -> Tensors:
-        """u_i; counters are the client's own."""
+    def mixtures(self, server: Server, clients: Sequence[str]) -> Iterator[Tensors]:
+        """u_i of these clients; counters are the client's own."""
         models, sent = self._models(server), self.sent(server)
-        if client not in models:
-            return sent
         names = [name for name in sent if name not in server.network.buffers]
-        weights = attention(models, client, names, self.alpha, self.sigma)
-        return {
-            name: sum(weight * models[key][name].double() for key, weight in weights.items()).to(tensor)  # type: ignore[union-attr]
-            if tensor.is_floating_point()
-            else models[client][name]
-            for name, tensor in sent.items()
-        }
+        apart = distances(models, [client for client in clients if client in models], names)
+        for client in clients:
+            if client not in models:
+                yield sent
+                continue
+            weights = attention(apart[client], client, self.alpha, self.sigma)
+            yield {
+                name: sum(weight * models[key][name].double() for key, weight in weights.items()).to(tensor)  # type: ignore[union-attr]
+                if tensor.is_floating_point()
+                else models[client][name]
+                for name, tensor in sent.items()
+            }
 
     def loss(self) -> Objective:
         """Equation 6."""
@@ -110,6 +121,9 @@ class FedAMP(FedAvg):
     def model(self, server: Server) -> Tensors | None:
         """There is no global model."""
         return None
+
+    def _told(self, fleet: Fleet, client: int, mixture: Tensors) -> Task:
+        return replace(fleet.task(client), tensors={"model": mixture})
 
     def _models(self, server: Server) -> dict[str, Tensors]:
         models: dict[str, Tensors] = server.memory.get("models", {})

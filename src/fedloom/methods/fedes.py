@@ -24,12 +24,13 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from fedloom.client import Client
+from fedloom.copies import to_host
 from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.chromosome import Genes
-from fedloom.policies.cut import Cut, Scored, Whole
+from fedloom.policies.cut import Cut, Scored, Whole, scored
 from fedloom.policies.moments import completed
 from fedloom.policies.strategy import Population, Strategy
 from fedloom.readings import Accuracy
@@ -116,12 +117,10 @@ class FedES(FedAvg):
         """Algorithm 2; parent first."""
         client = redrawn(client) if self.redraw else client
         whole, genes = (yield from self.start(client)), Genes.of(client.network)
-        chromosomes = [chromosome.tolist() for chromosome in client.received("chromosome").values()]
+        chromosomes = [each.tolist() for each in to_host(list(client.received("chromosome").values()))]
         scores = None
         if self.cut.reading is not None:
-            seen = client.normed(client.validation)
-            sums = yield Measure(whole, self.cut.reading, seen)
-            scores = {group: score / len(seen) for group, score in sums.items()}
+            scores = yield from scored(self.cut.reading, whole, client.normed(client.validation))
         wheres = [
             self.cut(client.network, genes.units(each), task.round, client.generator("cut"), scores)
             for each in chromosomes
@@ -135,7 +134,7 @@ class FedES(FedAvg):
             for number, tensors in enumerate(left):
                 left[number] = yield from completed(client, tensors)
         read = yield tuple(Measure(tensors, Accuracy(), client.validation) for tensors in left)
-        right = [float(each["right"].sum()) for each in read]
+        right = [float(each.sum()) for each in to_host([each["right"] for each in read])]
         size = [sum(value.numel() for value in each.values()) for each in pruned]
         won = int((right[1], -size[1]) > (right[0], -size[0]))
         client.state["trained"] = left[won]

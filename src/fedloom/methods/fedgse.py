@@ -12,12 +12,15 @@ makes the summed gradient vanish.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
+from torch import Tensor
 
+from fedloom.copies import on_host, to_device, to_host
 from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
@@ -63,36 +66,59 @@ class FedGSE(FedAvg):
     def round(self, server: Server, fleet: Fleet) -> Server:
         """As FedAvg; the last sub-model of every client is remembered."""
         joined, last = self.merge.begin(server), dict(server.memory.get("last", {}))
-        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
+        cohort = self.select(fleet, server)
+        chosen, parts = self.choices(server, fleet, cohort), {"model": self.sent(server)}
+        for report in fleet.run(fleet.task(client, parts, where=chosen.get(int(client))) for client in cohort):
             joined.add(report)
             last[report.client] = Report(report.tensors, where=report.where)
         server.memory["last"] = last
         return server.next(joined.result())
 
     def where(self, server: Server, fleet: Fleet, client: int) -> Where | None:
-        """Score on public data that resemble the client's, keep the best."""
-        rows, labels = self._similar(server, fleet, int(client))
-        data, generator = fleet.home.train, fleet.torch_generator("similar", int(client))
-        if len(rows) > self.samples:
-            rows = rows[torch.randperm(len(rows), generator=generator)[: self.samples]]
-        reading, samples = Gradient(labels[rows].to(server.network.device)), Samples(data.images, data.rows[rows])
-        (scores,) = fleet.solve(Measure(server.tensors, reading, samples, batch_size=len(rows)))
-        return Scored()(server.network, float(fleet.columns["capacity"][client]), server.round, generator, scores)
+        """The units of one client."""
+        return self.choices(server, fleet, [client]).get(int(client))
 
-    def _similar(self, server: Server, fleet: Fleet, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which public samples (by position) and which labels for all of them."""
+    def choices(self, server: Server, fleet: Fleet, clients: Iterable[int]) -> dict[int, Where | None]:
+        """Score on public data that resemble each client's, keep the best; who trains the whole model is left out.
+
+        All clients' predictions are asked for together, then all their gradients: a GPU is waited for twice.
+        """
+        data, capacity = fleet.home.train, fleet.columns["capacity"]
+        weak = [int(client) for client in clients if capacity[client] < 1]
+        generators = [fleet.torch_generator("similar", client) for client in weak]
+        drawn, labels = list[Tensor](), list[Tensor]()
+        for (rows, known), generator in zip(self._similar(server, fleet, weak), generators, strict=True):
+            if len(rows) > self.samples:
+                rows = rows[torch.randperm(len(rows), generator=generator)[: self.samples]]
+            drawn.append(rows)
+            labels.append(known[rows])
+        asked = [
+            Measure(server.tensors, Gradient(meant), Samples(data.images, data.rows[rows]), batch_size=len(rows))
+            for meant, rows in zip(to_device(labels, server.network.device), drawn, strict=True)
+        ]
+        return {
+            client: Scored()(server.network, float(capacity[client]), server.round, generator, scores)
+            for client, generator, scores in zip(weak, generators, on_host(fleet.solve(*asked)), strict=True)
+        }
+
+    def _similar(self, server: Server, fleet: Fleet, clients: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each client which public samples (by position) and which labels for all of them."""
         data, last = fleet.home.train, server.memory.get("last", {})
         truth, everything = data.images.labels[data.rows], torch.arange(len(data))
-        if client not in last and self.labels == "spl":
-            return everything, truth
-        model: Tensors = server.tensors
-        if client in last:
-            # Norm statistics never travel; predicting uses the batch's, so the server's stand in for the shape alone.
-            model = server.network.units.take(model, last[client].where or {})
-            model |= {name: dense(value) for name, value in last[client].tensors.items()}
-        (read,) = fleet.solve(Measure(model, Predictions(), data, batch_size=len(data)))
-        if self.labels == "csl":
-            return everything, read["predicted"].cpu()
-        right = (read["predicted"].cpu() == truth).nonzero().squeeze(1)
-        # One sample has no batch statistics to be scored under.
-        return (right if len(right) > 1 else everything), truth
+        models: dict[int, Tensors] = {}
+        for client in clients:
+            if client in last:
+                # Norm statistics never travel; predicting uses the batch's: the server's stand in for the shape alone.
+                model = server.network.units.take(server.tensors, last[client].where or {})
+                models[client] = model | {name: dense(value) for name, value in last[client].tensors.items()}
+            elif self.labels == "csl":
+                models[client] = server.tensors
+        reads = fleet.solve(*(Measure(model, Predictions(), data, batch_size=len(data)) for model in models.values()))
+        predicted = dict(zip(models, to_host([read["predicted"] for read in reads]), strict=True))
+        for client in clients:
+            if self.labels == "csl":
+                yield everything, predicted[client]
+                continue
+            right = (predicted[client] == truth).nonzero().squeeze(1) if client in predicted else everything
+            # One sample has no batch statistics to be scored under.
+            yield (right if len(right) > 1 else everything), truth

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedloom.client import Client
+from fedloom.copies import to_host
 from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.method import Method
@@ -80,7 +81,7 @@ def distilling(objective: Objective, name: str) -> Distilling:
 def accuracy(client: Client, *models: Tensors) -> Work[list[float]]:
     """How good models are on the client's validation part: shares of right answers."""
     read = yield tuple(Measure(each, Accuracy(), client.validation) for each in models)
-    return [float(each["right"].sum()) / float(each["samples"].sum()) for each in read]
+    return [float(right.sum()) / len(client.validation) for right in to_host([each["right"] for each in read])]
 
 
 def taught(

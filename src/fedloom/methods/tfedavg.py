@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedloom.client import Client
+from fedloom.copies import on_host
 from fedloom.encoding import Ternary, Value
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
@@ -114,7 +115,7 @@ class TFedAvg(FedAvg):
         if len(fleet.home.train):
             # Where nobody sends norm statistics, the model goes by those of the batch.
             right = Accuracy(training=bool(self.share.dropped(server.network)))
-            read = fleet.solve(*(Measure(tensors, right, fleet.home.train) for tensors in (after.tensors, hard)))
+            read = on_host(fleet.solve(*(Measure(each, right, fleet.home.train) for each in (after.tensors, hard))))
             full, coarse = (float(each["right"].sum()) / len(fleet.home.train) for each in read)
             accepted = full - coarse < self.gap
         if accepted:
@@ -151,6 +152,6 @@ class TFedAvg(FedAvg):
         return {name: ternary(t, self.threshold)[0] if name in names else t for name, t in tensors.items()}
 
     def encoded(self, network: Network, tensors: Tensors) -> dict[str, Value]:
-        """The model as it travels."""
+        """A hardened model as it travels."""
         names = set(self.names(network))
-        return {name: Ternary.of(t) if name in names else t for name, t in tensors.items()}
+        return {name: Ternary.trusted(t) if name in names else t for name, t in tensors.items()}

@@ -54,7 +54,7 @@ class Genes:
         """
         shares = dict(zip(self.matrices, chromosome[len(self.groups) :], strict=True))
         return {
-            name: Sparse.of(tensor, largest(tensor, shares[name]), partial=True)
+            name: Sparse.at(tensor, largest(tensor, shares[name]), partial=True)
             if shares.get(name, 1.0) < 1
             else tensor
             for name, tensor in tensors.items()
@@ -62,12 +62,11 @@ class Genes:
 
 
 def largest(tensor: Tensor, share: float) -> Tensor:
-    """A mask of the elements of largest magnitude: ceil(share n) of them, exactly.
+    """Where the elements of largest magnitude are, ascending: ceil(share n) of them, exactly.
 
     >>> largest(torch.tensor([[3.0, -4.0], [1.0, 0.0]]), 0.5)
-    tensor([[ True,  True],
-            [False, False]])
+    tensor([0, 1])
     """
     flat = tensor.detach().abs().flatten()
-    kept = flat.topk(max(1, ceil(share * flat.numel() - 1e-9)), sorted=False).indices
-    return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, kept, True).view(tensor.shape)
+    kept = max(1, ceil(share * flat.numel() - 1e-9))
+    return torch.topk(flat, kept, sorted=False).indices.sort().values

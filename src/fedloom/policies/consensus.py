@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.copies import to_device
 from fedloom.errors import ClientError
 from fedloom.seeds import SERVER, torch_generator
 from fedloom.steps import Descent
@@ -69,7 +70,8 @@ def numbered(public: Samples | None) -> Samples:
     if public is None:
         raise ClientError("there are no public images here")
     number = torch.full_like(public.images.y, -1)
-    number[public.rows.to(number.device)] = torch.arange(len(public), device=number.device)
+    (rows,) = to_device([public.rows], number.device)
+    number[rows] = torch.arange(len(public), device=number.device)
     return replace(public, images=replace(public.images, y=number))
 
 
@@ -82,8 +84,8 @@ class Drawn(NamedTuple):
 
     def table(self, answers: Tensor) -> Tensor:
         """Their answers by number; zeros for the samples that were not drawn."""
-        rows = answers.new_zeros(self.total, answers.shape[1])
-        return rows.index_copy(0, self.numbers.to(rows.device), answers)
+        (numbers,) = to_device([self.numbers], answers.device)
+        return answers.new_zeros(self.total, answers.shape[1]).index_copy(0, numbers, answers)
 
 
 def drawn(client: Client, count: int, round: int) -> Drawn:

@@ -15,12 +15,25 @@ from annotated_types import Ge
 from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.copies import on_host
 from fedloom.errors import InputError
 from fedloom.network import Network
 from fedloom.registry import find, register
-from fedloom.types import Measure, Reading, Tensors, Where, Work
+from fedloom.types import Measure, Reading, Samples, Tensors, Where, Work
 
-__all__ = ["Capacity", "Cut", "Prefix", "Random", "Rolling", "Scored", "Scores", "Whole", "check_units", "narrow"]
+__all__ = [
+    "Capacity",
+    "Cut",
+    "Prefix",
+    "Random",
+    "Rolling",
+    "Scored",
+    "Scores",
+    "Whole",
+    "check_units",
+    "narrow",
+    "scored",
+]
 
 Scores = Mapping[str, Tensor]
 Capacity = float | Mapping[str, float]  # the share of units to keep: of every group, or group by group
@@ -156,12 +169,18 @@ def _rounded(scores: Scores, network: Network) -> Iterator[tuple[str, Tensor]]:
         yield group, torch.where(score.abs() < least, torch.zeros_like(score), score)
 
 
+def scored(reading: Reading, tensors: Tensors, seen: Samples) -> Work[Scores]:
+    """Mean scores of a model's units over these samples, on the host."""
+    (sums,) = on_host([(yield Measure(tensors, reading, seen))])
+    return {group: score / len(seen) for group, score in sums.items()}
+
+
 def narrow(cut: Cut, client: Client, tensors: Tensors) -> Work[tuple[Tensors, Where | None]]:
     """The client's side of a cut: as the task says, or by the client's own scores of the whole model."""
     if cut.reading is None:
         return tensors, client.task.where
-    seen = client.normed(client.some(cut.samples, "score"))
-    sums = yield Measure(tensors, cut.reading, seen)
-    scores = {group: score / len(seen) for group, score in sums.items()}
+    if client.capacity == 1:  # nothing is cut, whatever the scores
+        return tensors, None
+    scores = yield from scored(cut.reading, tensors, client.normed(client.some(cut.samples, "score")))
     where = cut(client.network, client.capacity, client.task.round, client.generator("cut"), scores)
     return (client.network.units.take(tensors, where) if where else tensors), where

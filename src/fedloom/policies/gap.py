@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.copies import to_host
 from fedloom.encoding import dense
 from fedloom.types import Report, Task, Tensors, Work
 
@@ -32,10 +34,12 @@ def gap(method: Any, client: Client, task: Task) -> Work[Report]:
     names = sorted(client.trained(learned))
     placed = client.network.units.place(cut, part.where, whole) if part.where else cut
     ends = {name: placed.get(name, whole[name]) for name in names}
-    numbers = {"gap": _distance(learned, ends, names), "update": _distance(learned, whole, names)}
+    both = to_host([_distance(learned, ends, names), _distance(learned, whole, names)])
+    numbers = dict(zip(("gap", "update"), map(float, both), strict=True))
     return Report(numbers=numbers, weight=float(client.samples))
 
 
-def _distance(one: Tensors, other: Tensors, names: list[str]) -> float:
+def _distance(one: Tensors, other: Tensors, names: list[str]) -> Tensor:
     apart = [torch.linalg.vector_norm(one[name].double() - other[name].double()) for name in names]
-    return float(torch.linalg.vector_norm(torch.stack(apart)))
+    length: Tensor = torch.linalg.vector_norm(torch.stack(apart))
+    return length

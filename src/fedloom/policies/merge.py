@@ -118,7 +118,7 @@ class Totals:
 
     def count(self, name: str) -> Tensor:
         """The weight behind a tensor's total: one number, or one an element."""
-        whole = torch.tensor(self.whole[name], dtype=torch.float64, device=self.total[name].device)
+        whole = self.total[name].new_full((), self.whole[name])  # written on the device: no copy to wait for
         return whole + self.parts[name] if name in self.parts else whole
 
     def sums(self) -> Sums:

@@ -57,8 +57,7 @@ def loss(method: Any, client: Client, task: Task) -> Work[Report]:
     tensors = yield from method.final(client, task)
     seen = client.normed(client.some(int(task.numbers.get("samples", 0)), "loss"))
     read = yield Measure(tensors, Accuracy(training=True), seen)
-    count = float(read["samples"].sum())
-    return Report(numbers={"loss": float(read["loss"]) / count}, weight=count)
+    return Report(numbers={"loss": float(read["loss"]) / len(seen)}, weight=float(len(seen)))
 
 
 QUESTIONS["loss"] = loss

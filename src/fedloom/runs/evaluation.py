@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.copies import on_host
 from fedloom.fleet.fleet import Fleet
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
@@ -53,7 +54,7 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
     tensors = method.model(server)
     if tensors is not None and len(fleet.home.test):
         tested = fleet.home.groups or {"": fleet.home.test}
-        reads = fleet.solve(*(Measure(tensors, Accuracy(), part) for part in tested.values()))
+        reads: list[Any] = on_host(fleet.solve(*(Measure(tensors, Accuracy(), part) for part in tested.values())))
         right, samples, loss = (sum(read[key] for read in reads) for key in ("right", "samples", "loss"))
         row["global_accuracy"] = float(right.sum() / samples.sum())
         row["global_loss"] = float(loss / samples.sum())

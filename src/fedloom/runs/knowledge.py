@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.client import Client
+from fedloom.copies import on_host
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Engine
 from fedloom.readings import Accuracy
@@ -66,7 +67,7 @@ def knows(world: World, client: Client, task: Task) -> Work[Report]:
     """How good is the model you really use, on everybody's test part?"""
     tensors = yield from world.method.final(client, task)
     parts = [world.client(Task(each, 0), {}).test for each in range(world.study.fleet.clients)]
-    read = yield tuple(Measure(tensors, Accuracy(), part) for part in parts)
+    read: list[Any] = on_host((yield tuple(Measure(tensors, Accuracy(), part) for part in parts)))
     right, asked = (sum(each[name] for each in read).tolist() for name in ("right", "samples"))
     numbers = {f"peer {n}": float(each["right"].sum() / each["samples"].sum()) for n, each in enumerate(read)}
     numbers |= {f"class {n}": r / a for n, (r, a) in enumerate(zip(right, asked, strict=True)) if a}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.copies import to_device, to_host
 from fedloom.errors import InputError, choose
 
 __all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
@@ -185,15 +186,17 @@ class Units:
         rows: the classes that vote in the output layers; None: all.
         """
         plans = self._plans_of(total, where)
+        devices = {tensor.device for tensor in (*total.values(), *tensors.values())}
+        voting = {} if rows is None else {device: to_device([rows], device)[0] for device in devices}
         for name, part in tensors.items():
             index = plans[total[name].device].get(name, ())
             _check(name, part, total[name], index)
             mask = None if masks is None else masks.get(name)
             if rows is not None and name in self.output:
-                picked = rows.to(part.device)
+                picked = voting[part.device]
                 part = part.index_select(0, picked)
                 mask = None if mask is None else mask.index_select(0, picked)
-                index = ((0, rows.to(total[name].device)), *index)
+                index = ((0, voting[total[name].device]), *index)
             part, votes = part.detach(), total[name].new_ones(()).expand(part.shape)
             if mask is not None:
                 # Chosen, not multiplied: an element without a vote may hold anything, even NaN.
@@ -214,7 +217,8 @@ class Units:
 
     def plan(self, where: Where, device: torch.device | str = "cpu") -> Plan:
         """The kept positions of each axis that is cut: a slice where they are contiguous, else their numbers."""
-        key = (str(device), *((name, where[name].cpu().numpy().tobytes()) for name in self.sizes if name in where))
+        where = dict(zip(where, to_host(list(where.values())), strict=True))  # those that travelled may be on a GPU
+        key = (str(device), *((name, where[name].numpy().tobytes()) for name in self.sizes if name in where))
         if unknown := where.keys() - self.sizes.keys():
             raise choose("group", min(unknown), self.sizes)
         if key not in self._plans:
@@ -222,10 +226,11 @@ class Units:
                 self._plans.pop(next(iter(self._plans)))
             keep = self.keep(where)
             cut = {name: [(axis.dim, keep[axis.unit]) for axis in axes] for name, axes in self.axes.items()}
-            self._plans[key] = {
-                name: tuple((dim, _positions(mask, device)) for dim, mask in masks if not mask.all())
+            plan: Plan = {
+                name: tuple((dim, _positions(mask)) for dim, mask in masks if not mask.all())
                 for name, masks in cut.items()
             }
+            self._plans[key] = _on(device, plan)
         return self._plans[key]
 
     def split(self, values: Tensor) -> dict[str, Tensor]:
@@ -263,10 +268,20 @@ def _join(groups: Sequence[Group], spans: Sequence[Sequence[Span]]) -> list[Axis
     return [Axis(owner, dim, unit) for (owner, dim), unit in sorted(axes.items(), key=lambda item: item[0])]
 
 
-def _positions(mask: Tensor, device: torch.device | str) -> Index:
+def _positions(mask: Tensor) -> Index:
     positions = mask.nonzero().flatten()
     first, last = int(positions[0]), int(positions[-1])
-    return slice(first, last + 1) if last - first + 1 == len(positions) else positions.to(device)
+    return slice(first, last + 1) if last - first + 1 == len(positions) else positions
+
+
+def _on(device: torch.device | str, plan: Plan) -> Plan:
+    """A plan with its positions on a device; they are copied together, since a choice has a vector an axis."""
+    scattered = [index for cuts in plan.values() for _, index in cuts if isinstance(index, Tensor)]
+    placed = iter(to_device(scattered, device))
+    return {
+        name: tuple((dim, index if isinstance(index, slice) else next(placed)) for dim, index in cuts)
+        for name, cuts in plan.items()
+    }
 
 
 def _length(index: Index) -> int:
