@@ -64,6 +64,11 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--share", "os:getcwd"], ["share 'os:getcwd' makes a str", "without private"]),
     (["run", "fedavg", "--fleet", "os:getcwd"], ["fleet 'os:getcwd' must take clients and generator"]),
     (["run", "fedavg", "--engine", "os:getcwd"], ["engine 'os:getcwd' must take factory and workers", "nothing"]),
+    (["run", "fedavg", "--partition", "os:getcwd"], ["partition 'os:getcwd' makes a str without __call__"]),
+    (["run", "fedavg", "--partition", "builtins:int"], ["partition 'builtins:int' does not say what it takes"]),
+    (["run", "fedavg", "--select", "math:sqrt"], ["select 'math:sqrt' cannot be built with no settings", "TypeError"]),
+    (["run", "fedavg", "--dataset", "sys:exit"], ["dataset 'sys:exit' cannot be built with no settings: SystemExit"]),
+    (["run", "torch:ones"], ["method 'torch:ones' cannot be built with no settings", "TypeError"]),
     (["run", "fedea", "--set", "evaluate.model=trained"], ["evaluate.model", "fedea", "judged by the last"]),
     (["run", "scaffold", "--set", "train.optimizer=adam"], ["scaffold", "train.optimizer 'sgd'", "got 'adam'"]),
     (["run", "heterofl", "--model", "lenet5_bn", "--fleet", "low", "--share", "fedbn", "--set", "evaluate.gap=true"],
@@ -140,6 +145,48 @@ def test_a_model_that_cannot_be_built_is_told_with_its_line(command, tmp_path):
     sentence = command("run", "fedavg", "--model", "tallmodel:Net").sentence()
     assert "model 'tallmodel:Net' cannot be built with classes=10: KeyError: 'height'" in sentence
     assert "tallmodel.py, line 5" in sentence
+
+
+OWN = """
+import numpy as np
+from fedloom.data.rows import Rows
+def lists(): return lambda dataset, clients, generator: [[0], [1]]
+def fewer(): return lambda dataset, clients, generator: Rows.of([[0, 1, 2]])
+def twice(): return lambda dataset, clients, generator: Rows.of([[0, 1], [1, 2]])
+def beyond(): return lambda dataset, clients, generator: Rows.of([[0], [10**6]])
+def bare(clients, generator): return {"speed": np.ones(clients)}
+def short(clients, generator): return {"capacity": np.ones(clients - 1)}
+def giant(clients, generator): return {"capacity": np.full(clients, 2.0)}
+def missing(): return {}["images"]
+"""
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    (["--partition", "ownthings:lists"], ["deals a list", "expected a fedloom.data.rows.Rows"]),
+    (["--partition", "ownthings:fewer"], ["deals 1 parts", "each of 2 clients"]),
+    (["--partition", "ownthings:twice"], ["deals images twice"]),
+    (["--partition", "ownthings:beyond"], ["that are not there", "below 60"]),
+    (["--fleet", "ownthings:bare"], ["fleet 'ownthings:bare' makes a dict", "'capacity'"]),
+    (["--fleet", "ownthings:short"], ["column 'capacity' of fleet 'ownthings:short' has shape (1,)", "(2,)"]),
+    (["--fleet", "ownthings:giant"], ["capacities of fleet 'ownthings:giant'", "(0, 1]", "got 2 to 2"]),
+    (["--dataset", "ownthings:missing"], ["'ownthings:missing' cannot be built", "KeyError: 'images'", "line 11"]),
+    (["--dataset", "endsatonce:load"], ["'endsatonce:load' cannot be imported: SystemExit: 3"]),
+])  # fmt: skip
+def test_things_of_the_users_own_that_cannot_be_used(command, tmp_path, words, parts):
+    (tmp_path / "ownthings.py").write_text(OWN)
+    (tmp_path / "endsatonce.py").write_text("raise SystemExit(3)\n")
+    small = [] if "--dataset" in words else ["--set", "data.limit=60"]
+    sentence = command("run", "fedavg", "--clients", 2, "--engine", "local", *small, *words).sentence()
+    for part in parts:
+        assert part in sentence
+
+
+def test_a_partition_of_the_users_own_needs_no_package(command, tmp_path):
+    (tmp_path / "owndeal.py").write_text(
+        "import numpy as np\nfrom fedloom.data.rows import Rows\n"
+        "def halves(): return lambda dataset, clients, generator: Rows.of(np.arange(60).reshape(clients, -1))\n"
+    )
+    assert command("run", "fedavg", *SMALL, "--rounds", 1, "--partition", "owndeal:halves").code == 0
 
 
 def test_no_command_shows_the_help_and_no_empty_sentence(command):

@@ -24,6 +24,7 @@ from fedloom.data.dataset import Dataset, Ints
 from fedloom.data.rows import Rows
 from fedloom.errors import InputError, choose
 from fedloom.registry import entries, find, register
+from fedloom.settings import built, parameters
 
 __all__ = [
     "Classes",
@@ -61,19 +62,20 @@ def parse(text: str) -> Partition:
         # Not a registered name: an import path has a colon of its own.
         module, _, rest = text.partition(":")
         attribute, _, value = rest.partition(":")
-        if not attribute or "." not in module:
+        if not attribute.isidentifier():  # `clases:2` is no path
             raise choose("partition", name, entries("partition"))
         name = f"{module}:{attribute}"
-    make = find("partition", name)
-    settings = list(inspect.signature(make).parameters.values())
+    make, what = find("partition", name), f"partition '{text}'"
+    settings = list(parameters(what, make).values())
     if not value:
         missing = [setting.name for setting in settings if setting.default is setting.empty]
         if missing or text.endswith(":"):
             raise InputError(f"partition '{text}' needs a value after the colon: {(missing or [settings[0].name])[0]}")
-        return typing.cast(Partition, make())
+        return typing.cast(Partition, built(what, make, {}))
     if not settings:
         raise InputError(f"partition '{text}': {name} takes no value; write '{name}'")
-    return typing.cast(Partition, make(_convert(text, value, settings[0].name, make)))
+    first = settings[0].name
+    return typing.cast(Partition, built(what, make, {first: _convert(text, value, first, make)}))
 
 
 def _convert(text: str, value: str, setting: str, make: Any) -> Any:

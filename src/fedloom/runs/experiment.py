@@ -25,6 +25,7 @@ from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
 from fedloom.runs.store import FAILURE, Store
 from fedloom.runs.world import World, world_of
+from fedloom.settings import must_have
 from fedloom.types import Named, Server, Train
 
 __all__ = ["Experiment", "Watch", "arithmetic", "experiment"]
@@ -71,6 +72,7 @@ def _engine(store: Store, world: World) -> Iterator[Engine]:
     # Called as `start` and `resume` do, so that the world they built is found and not built again.
     factory = partial(world_of, world.study.model_dump_json(), *([store.split_file] if world.restored else []))
     engine: Engine = find("engine", name)(factory, chosen.workers, **chosen.fields)
+    must_have(f"engine '{name}'", engine, Engine)
     try:
         yield engine
     finally:
