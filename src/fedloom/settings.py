@@ -111,7 +111,9 @@ def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
     1.0
     """
     if not _finite(value):  # JSON, in which a run keeps its study, knows no such numbers
-        raise InputError(f"{name}{of and f' of {of}'} is wrong: input should be a finite number; got {value!r}")
+        raise InputError(
+            f"{name}{of and f' of {of}'} is wrong: input should be a finite number of at most 64 bits; got {value!r}"
+        )
     if hint is Any:
         return value
     try:
@@ -132,9 +134,11 @@ def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
 
 
 def _finite(value: object) -> bool:
-    """Whether all numbers in a value are."""
+    """Whether all numbers in a value are, and whole ones fit into 64 bits, as TOML's do."""
     if isinstance(value, Mapping):
         return all(_finite(each) for each in value.values())
     if isinstance(value, list | tuple):
         return all(_finite(each) for each in value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
     return not isinstance(value, float) or isfinite(value)

@@ -15,6 +15,7 @@ import dataclasses
 import inspect
 import typing
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -91,14 +92,14 @@ def _convert(text: str, value: str, setting: str, make: Any) -> Any:
 
 def _at_least(partition: Any, setting: str, lowest: float) -> None:
     value = getattr(partition, setting)
-    # Written so that NaN is refused too.
-    if not (value >= lowest and np.isfinite(value)):
+    # Written so that NaN is refused too, and whole numbers of any size are compared.
+    if not lowest <= value < inf:
         raise InputError(f"{setting} of a {type(partition).__name__} partition must be at least {lowest}; got {value}")
 
 
 def _positive(partition: Any, setting: str) -> None:
     value = getattr(partition, setting)
-    if not (value > 0 and np.isfinite(value)):
+    if not 0 < value < inf:
         raise InputError(f"{setting} of a {type(partition).__name__} partition must be above 0; got {value}")
 
 
