@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import tomllib
 
 import pytest
 
+import fedloom
 from tests.cli.conftest import SMALL
 
 
@@ -33,6 +35,8 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--dataset", "none.npz"], ["none.npz", "does not exist"]),
     (["run", "fedavg", "--model", "lenet"], ["model 'lenet'", "Did you mean 'lenet5'?"]),
     (["run", "fedavg", "--select", "unifrom"], ["select 'unifrom'", "Did you mean 'uniform'?"]),
+    (["run", "--set", "objective.name=soft", "--set", "objective.to=hard"], ["unknown objective 'hard'"]),
+    (["run", "fedckd", "--set", "objective.layers=[]"], ["objective.layers names no layer"]),
     (["run", "fedavg", "--share", "nothing"], ["share 'nothing'", "fedbn"]),
     (["run", "fedavg", "--fleet", "hihg"], ["fleet 'hihg'", "Did you mean 'high'?"]),
     (["run", "fedavg", "--fleet", "low"], ["fedavg trains whole models", "10 of 10 devices", "exclude", "ignore"]),
@@ -225,13 +229,66 @@ def test_a_model_that_does_not_answer_with_logits(command, tmp_path, answer, par
         assert part in sentence
 
 
-@pytest.mark.parametrize("name", ["summary.json", "checkpoint.json"])
-def test_a_damaged_run_folder_is_one_sentence(command, tmp_path, name):
-    command("run", "fedavg", "--rounds", 1, "--out", "runs", *SMALL)
-    (folder,) = (tmp_path / "runs").iterdir()
-    (folder / "summary.json").unlink()
-    (folder / name).write_text("{")
-    assert f"{name} is damaged" in command("resume", folder).sentence()
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """The folder of a run that looks as if it had not ended."""
+    result = fedloom.run(
+        "fedavg", model="mlp", clients=2, engine="local", rounds=1, out=tmp_path_factory.mktemp("runs"),
+        set={"data.limit": 60},
+    )  # fmt: skip
+    (result.folder / "summary.json").unlink()
+    return result.folder
+
+
+@pytest.mark.parametrize(("name", "content", "told"), [
+    ("summary.json", "{", "is damaged"),
+    (".study.json", "{", "is damaged: Invalid JSON"),
+    ("study.json", "[]", "is damaged"),
+    ("split.npz", "no split", "is damaged or not a saved split"),
+    ("checkpoint.json", "{", "is damaged"),
+    ("checkpoint.json", "{}", "it has no round, files, clients and bytes"),
+    ("metrics.jsonl", "", "is damaged: it is shorter than checkpoint.json says"),
+    ("clients.jsonl", None, "is damaged: [Errno 2] No such file"),
+    ("checkpoints/server-1.safetensors", "no tensors", "cannot be read"),
+    ("checkpoints/server-1.safetensors", None, "cannot be read"),
+    ("checkpoints/server-1.safetensors", "checkpoints/fleet-1.safetensors", "it has no tensors and memory"),
+    ("checkpoints/fleet-1.safetensors", "checkpoints/server-1.safetensors", "it has no samples, round and stage"),
+])  # fmt: skip
+def test_a_damaged_run_folder_is_one_sentence(command, tmp_path, unfinished, name, content, told):
+    folder = tmp_path / "damaged"
+    shutil.copytree(unfinished, folder)
+    if content is None:
+        (folder / name).unlink()
+    elif content.startswith("checkpoints/"):
+        shutil.copy(folder / content, folder / name)
+    else:
+        (folder / name).write_text(content)
+    sentence = command("resume", folder).sentence()
+    assert name in sentence
+    assert told in sentence
+
+
+def test_a_changed_study_is_not_looked_into(command, tmp_path, unfinished):
+    folder = tmp_path / "changed"
+    shutil.copytree(unfinished, folder)
+    (folder / "study.json").write_text("{}")
+    for verb in ("knowledge", "profile"):
+        assert "was changed after the run began" in command(verb, folder).sentence()
+
+
+def test_a_damaged_model_is_not_exported(command, tmp_path, unfinished):
+    folder = tmp_path / "damaged"
+    shutil.copytree(unfinished, folder)
+    (folder / "summary.json").write_text("{}")
+    (folder / "model.safetensors").write_text("no tensors")
+    assert "model.safetensors is damaged" in command("export", folder, "model.pt").sentence()
+
+
+def test_traffic_of_a_run_without_a_round(command, tmp_path, unfinished):
+    folder = tmp_path / "early"
+    shutil.copytree(unfinished, folder)
+    (folder / "metrics.jsonl").write_text("")
+    assert "has no round yet" in command("traffic", folder).sentence()
 
 
 STUDY = """
