@@ -35,7 +35,11 @@ def show_check(file: Path) -> None:
     world.check()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in estimate(world).items():
-        shown = value if isinstance(value, str) else quantity(value, "B" if "byte" in name or "memory" in name else "")
+        unit = "B" if "byte" in name or "memory" in name else ""
+        if isinstance(value, list):
+            shown = ", ".join(f"{model}: {quantity(each, unit)}" for model, each in value)
+        else:
+            shown = value if isinstance(value, str) else quantity(value, unit)
         table.add_row(name, shown)
     Console().print(table)
     picture = file.with_suffix(".split.png")
