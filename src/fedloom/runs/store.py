@@ -19,12 +19,12 @@ from typing import IO, Any
 
 import safetensors.torch
 import torch
-from pydantic import ValidationError
 
 from fedloom import __version__, wire
-from fedloom.errors import InputError, oxford
+from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet, Keeper
 from fedloom.network import Network
+from fedloom.runs.damage import holding, sound
 from fedloom.runs.parquet import write_parquet
 from fedloom.runs.study import Study, resolve
 from fedloom.types import NEVER, Moment, Server, Tensors
@@ -114,10 +114,8 @@ class Store:
 
     def model(self) -> Tensors:
         """What was written."""
-        try:
+        with sound(self.model_file):
             return safetensors.torch.load_file(self.model_file)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise InputError(f"{self.model_file} is damaged: {error}") from error
 
     @property
     def has_checkpoint(self) -> bool:
@@ -130,13 +128,13 @@ class Store:
 
     def begun(self) -> Study:
         """The study as it was when the run began."""
-        with _sound(path := self.folder / ".study.json"):
+        with sound(path := self.folder / ".study.json"):
             return Study.model_validate_json(path.read_text())
 
     def manifest(self) -> dict[str, Any] | None:
         """The last checkpoint's manifest."""
         found = self.read(MANIFEST)
-        return None if found is None else _with(found, ("round", "files", "clients", "bytes"), self.folder / MANIFEST)
+        return None if found is None else holding(found, ("round", "files", "clients", "bytes"), self.folder / MANIFEST)
 
     def append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add lines to metrics or clients."""
@@ -149,7 +147,7 @@ class Store:
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The same, one after the other."""
-        with _sound(path := self.folder / f"{name}.jsonl"), path.open() as file:
+        with sound(path := self.folder / f"{name}.jsonl"), path.open() as file:
             yield from ({**json.loads(line)} for line in file if line.endswith("\n"))
 
     def checkpoint(self, server: Server, fleet: Fleet, states: Keeper) -> None:
@@ -190,14 +188,14 @@ class Store:
         path = self.folder / name
         if not path.is_file():
             return None
-        with _sound(path):
+        with sound(path):
             return {**json.loads(path.read_text())}
 
     def restore(self, server: Server, fleet: Fleet, states: Keeper) -> Server:
         """Go back to the last checkpoint, or to the start if there is none; lines written after it are dropped."""
         manifest = self.manifest() or {"bytes": dict.fromkeys(LINES, 0)}
         for name in LINES:
-            with _sound(path := self.folder / f"{name}.jsonl"), path.open("r+b") as file:
+            with sound(path := self.folder / f"{name}.jsonl"), path.open("r+b") as file:
                 if file.seek(0, os.SEEK_END) < manifest["bytes"][name]:  # to cut it would fill it with zeros
                     raise InputError(f"{path} is damaged: it is shorter than {MANIFEST} says")
                 file.truncate(manifest["bytes"][name])
@@ -206,33 +204,15 @@ class Store:
         if "files" not in manifest:
             return server
         path = folder / manifest["files"]["fleet"]
-        fleet.columns = _with(wire.load(path), ("samples", "round", "stage"), path)
+        fleet.columns = holding(wire.load(path), ("samples", "round", "stage"), path)
         return self.server(server.network)
 
     def server(self, network: Network) -> Server:
         """The server of the last checkpoint."""
         manifest = self.manifest() or {}
         path = self.folder / "checkpoints" / manifest["files"]["server"]
-        saved = _with(wire.load(path, network.device), ("tensors", "memory"), path)
+        saved = holding(wire.load(path, network.device), ("tensors", "memory"), path)
         return Server(manifest["round"], saved["tensors"], network, saved["memory"])
-
-
-@contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with reading a file of the folder is said of the file."""
-    try:
-        yield
-    except ValidationError as error:
-        raise InputError(f"{path} is damaged: {error.errors()[0]['msg']}") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
-
-
-def _with(found: Any, names: Sequence[str], path: Path) -> dict[str, Any]:
-    """What a file holds, if it is a tree with these names."""
-    if missing := [name for name in names if not isinstance(found, dict) or name not in found]:
-        raise InputError(f"{path} is damaged or another file: it has no {oxford(missing, 'and')}")
-    return {**found}
 
 
 def _lock(file: IO[str]) -> bool:
