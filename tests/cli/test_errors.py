@@ -94,6 +94,8 @@ from tests.cli.conftest import SMALL
     (["inspect", "mlpp"], ["model 'mlpp'", "Did you mean 'mlp'?"]),
     (["inspect", "mlp", "--capacity", "2"], ["capacity must be in (0, 1]", "got 2"]),
     (["inspect", "mlp", "--shape", "3x32"], ["3x32x32", "got '3x32'"]),
+    (["inspect", "mlp", "--shape", "1x8x-8"], ["3x32x32", "got '1x8x-8'"]),
+    (["partition", "math:sqrt"], ["data set 'math:sqrt' cannot be built with no settings", "TypeError"]),
     (["partition", "digits", "--partition", "classes:11"], ["at most the 10 classes"]),
     (["partition", "digits", "--validation", "1.5"], ["validation", "1.5"]),
     (["resume", "nowhere"], ["nowhere is not the folder of a run"]),

@@ -384,6 +384,10 @@ def test_methods_that_do_not_suit_the_fleet_are_named_and_left_out(command):
     assert ended.last["methods"]["fedavg"] == {}
     assert len(ended.last["methods"]["heterofl"]["global_accuracy"]) == 2
     assert ended.last["left_out"].keys() == {"fedavg"}
+    shown = command("compare", "fedavg", "heterofl", *words, "--baseline", "fedavg")
+    assert shown.code == 0, "nothing can be compared with it, but the runs count"
+    assert "heterofl" in shown.out
+    assert "fedavg" not in shown.out.replace("compare-fedavg", "")
     alone = command("compare", "fedavg", "fedprox", *words)
     assert alone.code == 2
     assert len(alone.err.splitlines()) == 2, "nobody is left: that is wrong input"

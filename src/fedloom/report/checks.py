@@ -56,7 +56,9 @@ def shape_of(text: str) -> tuple[int, int, int]:
     try:
         channels, height, width = (int(part) for part in text.split("x"))
     except ValueError:
-        raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{text}'") from None
+        channels = height = width = 0
+    if min(channels, height, width) < 1:
+        raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{text}'")
     return channels, height, width
 
 
