@@ -104,8 +104,9 @@ def resume(run_dir: RunDir, as_json: AsJson = False) -> None:
     from fedloom.runs.start import resume as go_on
     from fedloom.runs.store import Store
 
-    study = Store.open(run_dir).study()
-    _watched(lambda watch: go_on(run_dir, watch), study.method.name, study.run.rounds, as_json)
+    store = Store.open(run_dir)
+    study, done = store.study(), (store.manifest() or {"round": 0})["round"]
+    _watched(lambda watch: go_on(run_dir, watch), study.method.name, study.run.rounds, as_json, done)
 
 
 @app.command()
@@ -524,12 +525,12 @@ def _shown(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool) -> None:
+def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool, done: int = 0) -> None:
     """Run with progress, then show the result."""
     from fedloom.report.progress import watching
     from fedloom.report.tables import summary_table, until
 
-    with watching(label, rounds) as watch:
+    with watching(label, rounds, done) as watch:
         result = go(watch)
     some = any(row["clients"] < result.summary["clients"] for row in result.rows("metrics"))
     picture = result.fairness() if some else None

@@ -98,9 +98,10 @@ def _load(kind: str, path: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
     try:
         item = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:  # a module may do anything when it is imported, also end the process
+        said = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise InputError(
-            f"{kind} '{path}' cannot be imported: {error}; expected an import path package.module:Name"
+            f"{kind} '{path}' cannot be imported: {said}; expected an import path package.module:Name"
         ) from error
     if not callable(item):
         raise InputError(f"{kind} '{path}' is a {type(item).__name__}; expected a class or function")

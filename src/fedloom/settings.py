@@ -7,14 +7,15 @@ import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
+from traceback import extract_tb
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from fedloom.errors import InputError, choose, oxford
+from fedloom.errors import FedloomError, InputError, choose, oxford
 
-__all__ = ["allowed", "checked", "must_take", "value_of"]
+__all__ = ["allowed", "built", "checked", "must_have", "must_take", "parameters", "value_of"]
 
 
 def parameters(what: str, make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -39,6 +40,36 @@ def must_take(what: str, make: Callable[..., Any], names: Iterable[str]) -> None
     taken, anything = allowed(what, make)
     if not anything and set(names) - set(taken):
         raise InputError(f"{what} must take {oxford(names, 'and')}; it takes {oxford(taken, 'and') or 'nothing'}")
+
+
+def must_have(what: str, made: object, protocol: type) -> None:
+    """Refuse what was made if it lacks a method of the protocol: an import path may lead anywhere."""
+    asked = [
+        name
+        for name, part in vars(protocol).items()
+        if (callable(part) or isinstance(part, property)) and (name == "__call__" or not name.startswith("_"))
+    ]
+    if missing := [name for name in asked if not hasattr(made, name)]:
+        raise InputError(
+            f"{what} makes a {type(made).__name__} without {oxford(missing, 'and')}; "
+            f"expected a {protocol.__module__}.{protocol.__name__}"
+        )
+
+
+def built(what: str, make: Callable[..., Any], told: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Any:
+    """What a class or function makes of settings (`told` if it fails) and of what the program gives it."""
+    try:
+        return make(**(given or {}), **told)
+    except FedloomError:
+        raise
+    except (Exception, SystemExit) as error:  # a script that ends the process is no module
+        # Where the user's own code was, whatever it called; nowhere if it could not even be called.
+        places = [f" ({place.filename}, line {place.lineno})" for place in extract_tb(error.__traceback__)[1:2]]
+        settings = ", ".join(f"{key}={value!r}" for key, value in told.items()) or "no settings"
+        raise InputError(
+            f"{what} cannot be built with {settings}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}{''.join(places)}"
+        ) from error
 
 
 def checked(
@@ -80,7 +111,9 @@ def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
     1.0
     """
     if not _finite(value):  # JSON, in which a run keeps its study, knows no such numbers
-        raise InputError(f"{name}{of and f' of {of}'} is wrong: input should be a finite number; got {value!r}")
+        raise InputError(
+            f"{name}{of and f' of {of}'} is wrong: input should be a finite number of at most 64 bits; got {value!r}"
+        )
     if hint is Any:
         return value
     try:
@@ -101,9 +134,11 @@ def value_of(name: str, value: object, hint: Any, of: str = "") -> Any:
 
 
 def _finite(value: object) -> bool:
-    """Whether all numbers in a value are."""
+    """Whether all numbers in a value are, and whole ones fit into 64 bits, as TOML's do."""
     if isinstance(value, Mapping):
         return all(_finite(each) for each in value.values())
     if isinstance(value, list | tuple):
         return all(_finite(each) for each in value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
     return not isinstance(value, float) or isfinite(value)

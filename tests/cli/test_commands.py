@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from operator import mul
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import fedloom.models.resolve
 from fedloom.registry import KINDS
+from fedloom.report.tables import quantity
 from fedloom.runs.start import run
 from tests.cli.conftest import SMALL
 
@@ -137,6 +139,23 @@ def test_check_of_a_bound_estimates_the_bound(command, tmp_path):
     )
     ended = command("check", "study.toml")
     assert re.search(r"clients a round +1 *\n", ended.out), ended.out
+
+
+def test_check_of_a_list_estimates_every_model(command, tmp_path):
+    """Five clients of 20 images: by capacity two train 64-64-10, two 64-32-10 and one 64-16-10, each once."""
+    (tmp_path / "study.toml").write_text(
+        "model = [{ name = 'mlp', hidden = [16] }, { name = 'mlp', hidden = [64] }, { name = 'mlp', hidden = [32] }]\n"
+        "[method]\nname = 'local'\n[data]\nlimit = 100\nvalidation = 0.0\n[fleet]\nclients = 5\n"
+    )
+    ended = command("check", "study.toml")
+    assert ended.code == 0, ended.err
+    dealt = [int(count) for count in re.findall(r"mlp: (\d)", ended.out.splitlines()[0])]
+    assert sum(dealt) == 5
+    macs = [64 * width + width * 10 for width in (16, 64, 32)]
+    for name, value in (("parameters", "mlp: 1.21 k, mlp: 4.81 k, mlp: 2.41 k"),
+                        (r"MACs a sample \(forward\)", "mlp: 1.18 k, mlp: 4.74 k, mlp: 2.37 k"),
+                        ("training MACs a round", quantity(3 * 20 * sum(map(mul, macs, dealt))))):  # fmt: skip
+        assert re.search(rf"{name} +{value}", ended.out), (name, ended.out)
 
 
 def test_partition_draws_and_exports(command, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import tomllib
 
 import pytest
 
+import fedloom
 from tests.cli.conftest import SMALL
 
 
@@ -33,6 +35,8 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--dataset", "none.npz"], ["none.npz", "does not exist"]),
     (["run", "fedavg", "--model", "lenet"], ["model 'lenet'", "Did you mean 'lenet5'?"]),
     (["run", "fedavg", "--select", "unifrom"], ["select 'unifrom'", "Did you mean 'uniform'?"]),
+    (["run", "--set", "objective.name=soft", "--set", "objective.to=hard"], ["unknown objective 'hard'"]),
+    (["run", "fedckd", "--set", "objective.layers=[]"], ["objective.layers names no layer"]),
     (["run", "fedavg", "--share", "nothing"], ["share 'nothing'", "fedbn"]),
     (["run", "fedavg", "--fleet", "hihg"], ["fleet 'hihg'", "Did you mean 'high'?"]),
     (["run", "fedavg", "--fleet", "low"], ["fedavg trains whole models", "10 of 10 devices", "exclude", "ignore"]),
@@ -54,6 +58,10 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--seed", "9223372036854775808"], ["run.seed is wrong", "less than 9223372036854775808"]),
     (["run", "fedprox", "--set", "method.mu=inf"], ["mu of method 'fedprox'", "finite number", "got inf"]),
     (["run", "fedavg", "--set", "fleet.speed=inf"], ["speed of fleet 'uniform'", "finite number", "got inf"]),
+    (["run", "--set", "partition.name=dirichlet", "--set", f"partition.minimum={10**30}"],
+     ["minimum of partition 'dirichlet'", "at most 64 bits"]),
+    (["run", "fedavg", "--partition", f"classes:{10**30}"], ["at most the 10 classes", str(10**30)]),
+    (["run", "--set", "fleet.name=mixed", "--set", "fleet.jitter=1e10"], ["jitter of fleet 'mixed'", "equal to 10"]),
     (["run", "fedavg", "--set", "fleet.onlookers=0.99"], ["fleet.onlookers is 0.99", "nobody to train"]),
     (["run", "fedavg", "--set", "data.size=100000000000000"], ["size 100000000000000", "do not fit into memory"]),
     (["run", "fedavg", "--set", "model.hidden=[100000000000]"], ["'mlp' cannot be built", "hidden=(100000000000,)"]),
@@ -65,6 +73,11 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--share", "os:getcwd"], ["share 'os:getcwd' makes a str", "without private"]),
     (["run", "fedavg", "--fleet", "os:getcwd"], ["fleet 'os:getcwd' must take clients and generator"]),
     (["run", "fedavg", "--engine", "os:getcwd"], ["engine 'os:getcwd' must take factory and workers", "nothing"]),
+    (["run", "fedavg", "--partition", "os:getcwd"], ["partition 'os:getcwd' makes a str without __call__"]),
+    (["run", "fedavg", "--partition", "builtins:int"], ["partition 'builtins:int' does not say what it takes"]),
+    (["run", "fedavg", "--select", "math:sqrt"], ["select 'math:sqrt' cannot be built with no settings", "TypeError"]),
+    (["run", "fedavg", "--dataset", "sys:exit"], ["dataset 'sys:exit' cannot be built with no settings: SystemExit"]),
+    (["run", "torch:ones"], ["method 'torch:ones' cannot be built with no settings", "TypeError"]),
     (["run", "fedea", "--set", "evaluate.model=trained"], ["evaluate.model", "fedea", "judged by the last"]),
     (["run", "scaffold", "--set", "train.optimizer=adam"], ["scaffold", "train.optimizer 'sgd'", "got 'adam'"]),
     (["run", "heterofl", "--model", "lenet5_bn", "--fleet", "low", "--share", "fedbn", "--set", "evaluate.gap=true"],
@@ -82,6 +95,8 @@ from tests.cli.conftest import SMALL
     (["inspect", "mlpp"], ["model 'mlpp'", "Did you mean 'mlp'?"]),
     (["inspect", "mlp", "--capacity", "2"], ["capacity must be in (0, 1]", "got 2"]),
     (["inspect", "mlp", "--shape", "3x32"], ["3x32x32", "got '3x32'"]),
+    (["inspect", "mlp", "--shape", "1x8x-8"], ["3x32x32", "got '1x8x-8'"]),
+    (["partition", "math:sqrt"], ["data set 'math:sqrt' cannot be built with no settings", "TypeError"]),
     (["partition", "digits", "--partition", "classes:11"], ["at most the 10 classes"]),
     (["partition", "digits", "--validation", "1.5"], ["validation", "1.5"]),
     (["resume", "nowhere"], ["nowhere is not the folder of a run"]),
@@ -143,6 +158,48 @@ def test_a_model_that_cannot_be_built_is_told_with_its_line(command, tmp_path):
     assert "tallmodel.py, line 5" in sentence
 
 
+OWN = """
+import numpy as np
+from fedloom.data.rows import Rows
+def lists(): return lambda dataset, clients, generator: [[0], [1]]
+def fewer(): return lambda dataset, clients, generator: Rows.of([[0, 1, 2]])
+def twice(): return lambda dataset, clients, generator: Rows.of([[0, 1], [1, 2]])
+def beyond(): return lambda dataset, clients, generator: Rows.of([[0], [10**6]])
+def bare(clients, generator): return {"speed": np.ones(clients)}
+def short(clients, generator): return {"capacity": np.ones(clients - 1)}
+def giant(clients, generator): return {"capacity": np.full(clients, 2.0)}
+def missing(): return {}["images"]
+"""
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    (["--partition", "ownthings:lists"], ["deals a list", "expected a fedloom.data.rows.Rows"]),
+    (["--partition", "ownthings:fewer"], ["deals 1 parts", "each of 2 clients"]),
+    (["--partition", "ownthings:twice"], ["deals images twice"]),
+    (["--partition", "ownthings:beyond"], ["that are not there", "below 60"]),
+    (["--fleet", "ownthings:bare"], ["fleet 'ownthings:bare' makes a dict", "'capacity'"]),
+    (["--fleet", "ownthings:short"], ["column 'capacity' of fleet 'ownthings:short' has shape (1,)", "(2,)"]),
+    (["--fleet", "ownthings:giant"], ["capacities of fleet 'ownthings:giant'", "(0, 1]", "got 2 to 2"]),
+    (["--dataset", "ownthings:missing"], ["'ownthings:missing' cannot be built", "KeyError: 'images'", "line 11"]),
+    (["--dataset", "endsatonce:load"], ["'endsatonce:load' cannot be imported: SystemExit: 3"]),
+])  # fmt: skip
+def test_things_of_the_users_own_that_cannot_be_used(command, tmp_path, words, parts):
+    (tmp_path / "ownthings.py").write_text(OWN)
+    (tmp_path / "endsatonce.py").write_text("raise SystemExit(3)\n")
+    small = [] if "--dataset" in words else ["--set", "data.limit=60"]
+    sentence = command("run", "fedavg", "--clients", 2, "--engine", "local", *small, *words).sentence()
+    for part in parts:
+        assert part in sentence
+
+
+def test_a_partition_of_the_users_own_needs_no_package(command, tmp_path):
+    (tmp_path / "owndeal.py").write_text(
+        "import numpy as np\nfrom fedloom.data.rows import Rows\n"
+        "def halves(): return lambda dataset, clients, generator: Rows.of(np.arange(60).reshape(clients, -1))\n"
+    )
+    assert command("run", "fedavg", *SMALL, "--rounds", 1, "--partition", "owndeal:halves").code == 0
+
+
 def test_no_command_shows_the_help_and_no_empty_sentence(command):
     ended = command()
     assert ended.code == 2
@@ -175,13 +232,66 @@ def test_a_model_that_does_not_answer_with_logits(command, tmp_path, answer, par
         assert part in sentence
 
 
-@pytest.mark.parametrize("name", ["summary.json", "checkpoint.json"])
-def test_a_damaged_run_folder_is_one_sentence(command, tmp_path, name):
-    command("run", "fedavg", "--rounds", 1, "--out", "runs", *SMALL)
-    (folder,) = (tmp_path / "runs").iterdir()
-    (folder / "summary.json").unlink()
-    (folder / name).write_text("{")
-    assert f"{name} is damaged" in command("resume", folder).sentence()
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """The folder of a run that looks as if it had not ended."""
+    result = fedloom.run(
+        "fedavg", model="mlp", clients=2, engine="local", rounds=1, out=tmp_path_factory.mktemp("runs"),
+        set={"data.limit": 60},
+    )  # fmt: skip
+    (result.folder / "summary.json").unlink()
+    return result.folder
+
+
+@pytest.mark.parametrize(("name", "content", "told"), [
+    ("summary.json", "{", "is damaged"),
+    (".study.json", "{", "is damaged: Invalid JSON"),
+    ("study.json", "[]", "is damaged"),
+    ("split.npz", "no split", "is damaged or not a saved split"),
+    ("checkpoint.json", "{", "is damaged"),
+    ("checkpoint.json", "{}", "it has no round, files, clients and bytes"),
+    ("metrics.jsonl", "", "is damaged: it is shorter than checkpoint.json says"),
+    ("clients.jsonl", None, "is damaged: [Errno 2] No such file"),
+    ("checkpoints/server-1.safetensors", "no tensors", "cannot be read"),
+    ("checkpoints/server-1.safetensors", None, "cannot be read"),
+    ("checkpoints/server-1.safetensors", "checkpoints/fleet-1.safetensors", "it has no tensors and memory"),
+    ("checkpoints/fleet-1.safetensors", "checkpoints/server-1.safetensors", "it has no samples, round and stage"),
+])  # fmt: skip
+def test_a_damaged_run_folder_is_one_sentence(command, tmp_path, unfinished, name, content, told):
+    folder = tmp_path / "damaged"
+    shutil.copytree(unfinished, folder)
+    if content is None:
+        (folder / name).unlink()
+    elif content.startswith("checkpoints/"):
+        shutil.copy(folder / content, folder / name)
+    else:
+        (folder / name).write_text(content)
+    sentence = command("resume", folder).sentence()
+    assert name in sentence
+    assert told in sentence
+
+
+def test_a_changed_study_is_not_looked_into(command, tmp_path, unfinished):
+    folder = tmp_path / "changed"
+    shutil.copytree(unfinished, folder)
+    (folder / "study.json").write_text("{}")
+    for verb in ("knowledge", "profile"):
+        assert "was changed after the run began" in command(verb, folder).sentence()
+
+
+def test_a_damaged_model_is_not_exported(command, tmp_path, unfinished):
+    folder = tmp_path / "damaged"
+    shutil.copytree(unfinished, folder)
+    (folder / "summary.json").write_text("{}")
+    (folder / "model.safetensors").write_text("no tensors")
+    assert "model.safetensors is damaged" in command("export", folder, "model.pt").sentence()
+
+
+def test_traffic_of_a_run_without_a_round(command, tmp_path, unfinished):
+    folder = tmp_path / "early"
+    shutil.copytree(unfinished, folder)
+    (folder / "metrics.jsonl").write_text("")
+    assert "has no round yet" in command("traffic", folder).sentence()
 
 
 STUDY = """

@@ -384,6 +384,10 @@ def test_methods_that_do_not_suit_the_fleet_are_named_and_left_out(command):
     assert ended.last["methods"]["fedavg"] == {}
     assert len(ended.last["methods"]["heterofl"]["global_accuracy"]) == 2
     assert ended.last["left_out"].keys() == {"fedavg"}
+    shown = command("compare", "fedavg", "heterofl", *words, "--baseline", "fedavg")
+    assert shown.code == 0, "nothing can be compared with it, but the runs count"
+    assert "heterofl" in shown.out
+    assert "fedavg" not in shown.out.replace("compare-fedavg", "")
     alone = command("compare", "fedavg", "fedprox", *words)
     assert alone.code == 2
     assert len(alone.err.splitlines()) == 2, "nobody is left: that is wrong input"
@@ -496,3 +500,12 @@ def test_the_page_of_results(command, paper, tmp_path, counted, monkeypatch):
     assert (tmp_path / "docs" / "results.md").read_text() == page
     assert kept.read_text() == before
     assert "1 of 4 runs done" in command("reproduce", "--list", "--out", "nowhere").out
+    # Another machine ran another part: the page has both.
+    assert command(*words[:2], "--out", "other", "--row", "FedProx, mu 1", "--column", "IID").code == 0
+    assert command("reproduce", "--page", "docs/results.md", "--out", "other").code == 0
+    page = (tmp_path / "docs" / "results.md").read_text()
+    summary = json.loads((tmp_path / "other" / "nothing-small" / "FedProx_mu_1-IID-0" / "summary.json").read_text())
+    assert f"| FedAvg | {measured:.2f} (91.2, {measured - 91.2:+.2f}) | " in page
+    assert f"| FedProx, mu 1 | {100 * summary['global_accuracy']:.2f} | not run |" in page
+    assert "at round 2 of 4 (55.5) |" in page
+    assert "2 of 4 runs done" in command("reproduce", "--list", "--out", "nowhere").out

@@ -254,6 +254,27 @@ def test_a_diverged_client_does_not_spoil_the_metrics(tmp_path, monkeypatch):
     assert "NaN" not in text, "not JSON: only Python reads it"
 
 
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_dropout_is_drawn_as_in_the_uninterrupted_run(tmp_path, monkeypatch, engine):
+    """Masks belong to their round and client, not to the process: a resumed run neither repeats nor skips any."""
+    (tmp_path / "droppednet.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    study = {"model": {"name": "droppednet:Net"}, "run": {"rounds": 5}, "data": {"limit": 200}}
+    uninterrupted = run("fedavg", tmp_path / "whole", **study)
+
+    def stop(row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        run("fedavg", tmp_path / "stopped", engine, watch=stop, **study)
+    torch.rand(3)  # what this process draws meanwhile is nobody's mask
+    equal(uninterrupted, resume(stopped.value.folder))
+
+
 def test_float64_runs(tmp_path):
     result = run("fedavg", tmp_path, **{**STUDY, "engine": {"precision": "float64"}, "run": {"rounds": 1}})
     assert result.summary["failures"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -187,17 +188,56 @@ def test_reports_of_two_runs_are_fetched_at_once(pair, monkeypatch):
     assert [each.tensors.keys() for each in found] == [report.tensors.keys()] * 2
 
 
-def test_a_refusal_is_said(pair):
-    """A peer that leads already refuses another who would lead after it, and says so."""
-    from fedloom.deploy.ring import Circle
+def leads(peer):
+    """As at the start of its term."""
+    peer.leading, peer.deposed_by = True, ""
+    peer._begin_term()
+
+
+def test_who_woke_up_beside_its_successor_follows(pair):
+    """Nobody obeys an older term, and the first order of a newer one ends it."""
+    from fedloom.deploy.ring import Deposed
+
+    one, two, _ = pair
+    leads(one)
+    assert (one.order("client_1", "keep", {"round": 4}, 5.0), two.notebook) == ({}, {"round": 4})
+    one.term = 0  # it does not answer; the other one takes over
+    leads(two)
+    one.term = 1
+    assert two.term == 2
+    with pytest.raises(Deposed, match="client_1"):
+        one.order("client_1", "keep", {"round": 5}, 5.0)
+    assert two.notebook == {"round": 4}
+    two.order("client_0", "keep", {"round": 5}, 5.0)
+    assert one.notebook == {"round": 5}
+    with pytest.raises(Deposed, match="client_1"):
+        one.still_leads()
+
+
+def test_of_two_leaders_in_one_term_the_first_one_stays(pair):
+    from fedloom.deploy.ring import Circle, Deposed
 
     one, two, _ = pair
     circle = Circle(two)
     circle.greet()
     assert [member.state for member in circle.members] == ["connected", "connected"]
-    one.leading = True
-    circle.set_up({0: {"run": RUN}})
-    assert (circle.members[0].state, circle.members[0].reason) == ("refused", "client_0 leads already")
+    for peer in (one, two):  # at the same time: neither knew of the other
+        peer.leading, peer.term, peer.obeyed = True, 1, (1, -peer.number)
+    with pytest.raises(Deposed, match="client_0"):
+        circle.set_up({0: {"run": RUN}})
+    assert (one.order("client_1", "keep", {"round": 0}, 5.0), two.deposed_by) == ({}, "client_0")
+    assert one.deposed_by == ""
+
+
+def test_who_was_cut_off_does_not_take_over_from_who_leads(pair):
+    from fedloom.deploy.ring import Deposed
+
+    one, two, _ = pair
+    leads(one)
+    two.leading = True
+    with pytest.raises(Deposed, match="client_0"):
+        two._begin_term()
+    assert (one.deposed_by, two.term) == ("", 0)
 
 
 @pytest.mark.slow
@@ -213,6 +253,25 @@ def test_metafed_goes_on_when_the_last_of_the_circle_dies(tmp_path):
         result = finished(federation)
         assert len(result.rows("metrics")) == 4
         assert [row["client"] for row in result.rows("clients") if row["failed"]] == [2]
+    finally:
+        federation.close()
+
+
+@pytest.mark.slow
+def test_a_leader_that_was_asleep_finds_its_successor_leading(tmp_path):
+    federation = Federation(tmp_path, method={"name": "fedrkd"}, model={"name": "lenet5"}, run={"rounds": 6})
+    hasty = "from fedloom.deploy import ring; ring.PING = 2.0\n"
+    try:
+        all_of = join_all(federation, lambda number: hasty + SLEEPY.format(round=1 if number else 4, seconds=2))
+        federation.wait_for(lambda: "working" in federation.log("client_1"))
+        all_of[0].send_signal(signal.SIGSTOP)
+        federation.wait_for(lambda: "client_1 leads from round" in federation.log("client_1"))
+        before = federation.log("client_1").count("working")
+        federation.wait_for(lambda: federation.log("client_1").count("working") > before)  # for itself: it really leads
+        all_of[0].send_signal(signal.SIGCONT)
+        assert [federation.finish(process, 90) for process in all_of.values()] == [0, 0, 0]
+        assert "client_1 leads now" in federation.log("client_0")
+        assert [row["round"] for row in finished(federation).rows("metrics")] == [1, 2, 3, 4, 5, 6]
     finally:
         federation.close()
 

@@ -41,6 +41,8 @@ def served(federation, text, study="study.toml", **options):
         ("", {"capacity": 0.0, "server": "127.0.0.1:1"}, "capacity is wrong: .*greater than 0; got 0"),
         ("", {"name": None}, "client.toml does not say the client's name; give --name"),
         ("", {}, "client.toml does not say where the server is; give --server HOST:PORT"),
+        ("", {"server": "fl.example.org"}, "the server's address is HOST:PORT; got 'fl.example.org'"),
+        ("", {"server": ":8470"}, "the server's address is HOST:PORT; got ':8470'"),
         ("capasity = 0.5", {}, "unknown setting of .*client.toml 'capasity'; allowed: .* Did you mean 'capacity'"),
         ('allow = "mine:Net"', {}, "allow of .*client.toml is wrong"),
         ("name = 3", {}, "name of .*client.toml is wrong"),
@@ -49,6 +51,16 @@ def served(federation, text, study="study.toml", **options):
 def test_a_clients_settings_are_checked(federation, text, options, sentence):
     with pytest.raises(InputError, match=sentence):
         joined(federation, text, **options)
+
+
+@pytest.mark.parametrize(
+    ("folder", "way"), [("clients/nobody", "add .*deploy nobody, and copy it here"), ("nothing", "init .*deploy$")]
+)
+def test_a_settings_file_that_is_missing_is_said_with_how_to_make_it(federation, folder, way):
+    from fedloom.deploy.folder import table
+
+    with pytest.raises(InputError, match=f"does not exist; write one with: fedloom deploy {way}"):
+        table(federation.folder / "deploy" / folder / "some.toml")
 
 
 @pytest.mark.parametrize(

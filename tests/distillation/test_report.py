@@ -118,6 +118,10 @@ def test_from_the_command_line(runs, monkeypatch, capsys):
     told = json.loads(said.out.splitlines()[-1])
     assert np.shape(told["peers"]) == (3, 3)
     assert (folders[1] / "knowledge.png").is_file()
+    code, said = command(monkeypatch, capsys, "knowledge", folders[1])
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[1] == ["0", "1", "2"], "numbered as in the ledger and by --client"
+    assert lines[3] == ["1", *(f"{100 * value:.1f}" for value in told["peers"][1])]
     code, said = command(monkeypatch, capsys, "knowledge", folders[1].parent)
     assert code == 2
     assert "is not the folder of a run" in said.err

@@ -46,6 +46,18 @@ def test_without_a_global_model_there_is_nothing_to_test(tmp_path):
     assert result.summary["local_accuracy"] is not None
 
 
+@pytest.mark.parametrize("model", ["mlp", ["mlp", "lenet5"]])
+def test_they_are_sent_the_global_model_where_clients_evaluate_their_own(tmp_path, model):
+    named = {"model": {"name": model, "hidden": None}, "data": {"public": 20}}
+    result, place = run("dsfl", tmp_path, **FLEET, **named), world("dsfl", **FLEET, **named)
+    read = [
+        solved(place, Measure(server_of(result), Accuracy(), place.client(Task(client, 0), {}).test))
+        for client in place.columns["onlooker"].nonzero()[0].tolist()
+    ]
+    right, samples = (sum(float(each[name].sum()) for each in read) for name in ("right", "samples"))
+    assert result.summary["onlooker_accuracy"] == pytest.approx(right / samples)
+
+
 def test_their_data_are_not_in_the_statistics_of_the_model(tmp_path):
     normed = {"model": {"name": "lenet5_bn", "hidden": None}, "engine": {"precision": "float32"}}
     ledger = run("heterofl", tmp_path, **FLEET, **normed).rows("clients")

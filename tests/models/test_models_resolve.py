@@ -88,7 +88,7 @@ def test_fields_reach_the_network_as_their_type() -> None:
             "width of model 'resnet18' is wrong: input should be a valid number; got 'half'",
         ),
         ("resnet18", {"width": 0}, "input should be greater than 0; got 0"),
-        ("resnet18", {"width": float("nan")}, "input should be a finite number; got nan"),
+        ("resnet18", {"width": float("nan")}, "input should be a finite number of at most 64 bits; got nan"),
         (f"{HERE}:OwnNet", {}, "needs a value for depth; got no settings"),
         (f"{HERE}:OwnNet", {"rate": 0.1}, "needs a value for depth; got rate"),
         (f"{HERE}:OwnNet", {"depth": True}, "input should be a valid integer; got True"),

@@ -256,12 +256,22 @@ def test_it_prints(page, report):
     assert len(view.pdf()) > 10_000
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", ".study.json", "summary.json"])
+@pytest.mark.parametrize(
+    "file", ["metrics.jsonl", ".study.json", "summary.json", "clients.jsonl", "environment.json", "split.npz"]
+)
 def test_a_damaged_run_among_others_is_told_and_left_out(runs, tmp_path, caplog, file):
     shutil.copytree(runs, tmp_path / "runs")
     bad = sorted((tmp_path / "runs").iterdir())[0]
     (bad / file).write_text("no JSON\n")
     assert len(read_runs([tmp_path / "runs"])) == 3
     assert f"left out: {bad / file} is damaged" in caplog.text
-    with pytest.raises(InputError, match="nothing to report"):
+    with pytest.raises(InputError, match=f"{file} is damaged"):
         read_runs([bad])
+
+
+def test_a_run_without_its_ledger_does_not_stop_the_report(runs, tmp_path, caplog):
+    shutil.copytree(runs, tmp_path / "runs")
+    bad = sorted((tmp_path / "runs").iterdir())[0]
+    (bad / "clients.jsonl").unlink()
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    assert f"left out: {bad / 'clients.jsonl'} is damaged" in caplog.text

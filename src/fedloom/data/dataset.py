@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedloom.errors import InputError, choose
 from fedloom.registry import find
+from fedloom.settings import built
 
 __all__ = ["Arrays", "Dataset", "Images", "Ints", "Limit", "Size", "build", "load", "resize", "stratified"]
 
@@ -120,7 +121,7 @@ def load(name: str, **options: Any) -> Dataset:
         named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if named and parameter.default is parameter.empty and parameter.name not in options:
             raise InputError(f"data set '{name}' needs the option '{parameter.name}'")
-    dataset = make(**options)
+    dataset = built(f"data set '{name}'", make, options)
     if not isinstance(dataset, Dataset):
         raise InputError(f"data set '{name}' returned {type(dataset).__name__}; expected a fedloom.data.Dataset")
     return dataset

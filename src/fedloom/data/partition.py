@@ -15,6 +15,7 @@ import dataclasses
 import inspect
 import typing
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedloom.data.dataset import Dataset, Ints
 from fedloom.data.rows import Rows
 from fedloom.errors import InputError, choose
 from fedloom.registry import entries, find, register
+from fedloom.settings import built, parameters
 
 __all__ = [
     "Classes",
@@ -61,19 +63,20 @@ def parse(text: str) -> Partition:
         # Not a registered name: an import path has a colon of its own.
         module, _, rest = text.partition(":")
         attribute, _, value = rest.partition(":")
-        if not attribute or "." not in module:
+        if not attribute.isidentifier():  # `clases:2` is no path
             raise choose("partition", name, entries("partition"))
         name = f"{module}:{attribute}"
-    make = find("partition", name)
-    settings = list(inspect.signature(make).parameters.values())
+    make, what = find("partition", name), f"partition '{text}'"
+    settings = list(parameters(what, make).values())
     if not value:
         missing = [setting.name for setting in settings if setting.default is setting.empty]
         if missing or text.endswith(":"):
             raise InputError(f"partition '{text}' needs a value after the colon: {(missing or [settings[0].name])[0]}")
-        return typing.cast(Partition, make())
+        return typing.cast(Partition, built(what, make, {}))
     if not settings:
         raise InputError(f"partition '{text}': {name} takes no value; write '{name}'")
-    return typing.cast(Partition, make(_convert(text, value, settings[0].name, make)))
+    first = settings[0].name
+    return typing.cast(Partition, built(what, make, {first: _convert(text, value, first, make)}))
 
 
 def _convert(text: str, value: str, setting: str, make: Any) -> Any:
@@ -89,14 +92,14 @@ def _convert(text: str, value: str, setting: str, make: Any) -> Any:
 
 def _at_least(partition: Any, setting: str, lowest: float) -> None:
     value = getattr(partition, setting)
-    # Written so that NaN is refused too.
-    if not (value >= lowest and np.isfinite(value)):
+    # Written so that NaN is refused too, and whole numbers of any size are compared.
+    if not lowest <= value < inf:
         raise InputError(f"{setting} of a {type(partition).__name__} partition must be at least {lowest}; got {value}")
 
 
 def _positive(partition: Any, setting: str) -> None:
     value = getattr(partition, setting)
-    if not (value > 0 and np.isfinite(value)):
+    if not 0 < value < inf:
         raise InputError(f"{setting} of a {type(partition).__name__} partition must be above 0; got {value}")
 
 

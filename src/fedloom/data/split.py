@@ -92,7 +92,7 @@ def split(
 
     held = stratified(dataset.y[: dataset.trained], public, for_public)
     rest = np.setdiff1d(dataset.train_rows, held, assume_unique=True)
-    dealt = deals(_labels(dataset, rest), clients, for_partition)
+    dealt = _sound(deals, deals(_labels(dataset, rest), clients, for_partition), clients, len(rest))
     dealt = Rows(rest[dealt.rows], dealt.offsets)
 
     by_group = bool(getattr(deals, "by_group", False))
@@ -105,6 +105,19 @@ def split(
     cells = dataset.y[train.rows].astype(np.int64) * clients + train.owners
     labels = np.bincount(cells, minlength=dataset.classes * clients).reshape(dataset.classes, clients)
     return Split(train, validated, tested, held, labels)
+
+
+def _sound(partition: Partition, dealt: Rows, clients: int, images: int) -> Rows:
+    """What a partition dealt, if it is a part for every client and nobody's is another's: it may be a user's own."""
+    name = f"a {type(partition).__name__} partition"
+    if not isinstance(dealt, Rows):
+        raise InputError(f"{name} deals a {type(dealt).__name__}; expected a fedloom.data.rows.Rows")
+    if len(dealt) != clients:
+        raise InputError(f"{name} deals {len(dealt)} parts; expected one for each of {clients} clients")
+    rows = np.sort(dealt.rows)
+    if len(rows) and (rows[0] < 0 or rows[-1] >= images or (rows[1:] == rows[:-1]).any()):
+        raise InputError(f"{name} deals images twice or images that are not there; expected numbers below {images}")
+    return dealt
 
 
 def _labels(dataset: Dataset, rows: Ints) -> Dataset:

@@ -26,7 +26,7 @@ from fedloom.deploy.worlds import DeviceWorld, allowed, device_data
 from fedloom.engine.states import States
 from fedloom.engine.worker import perform
 from fedloom.errors import FedloomError, InputError
-from fedloom.runs.experiment import arithmetic
+from fedloom.runs.engine import arithmetic
 from fedloom.runs.study import Study, named
 from fedloom.types import Failure, Moment, Outcome, Task
 

@@ -76,7 +76,9 @@ def table(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist; write one with: fedloom deploy init {path.parent.parent}") from None
+        server, name = path.parent.parent, path.parent.name
+        way = f"add {server.parent} {name}, and copy it here" if server.name == "clients" else f"init {server}"
+        raise InputError(f"{path} does not exist; write one with: fedloom deploy {way}") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
 

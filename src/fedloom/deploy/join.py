@@ -61,7 +61,11 @@ def join(
 
     if not (server or own.server):
         raise InputError(f"{keys / 'client.toml'} does not say where the server is; give --server HOST:PORT")
-    node = Node(server or own.server, keys, config, say)
+    address = server or own.server
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"the server's address is HOST:PORT; got '{address}'")
+    node = Node(address, keys, config, say)
     say(describe(config))
 
     def over(message: Any) -> bool:

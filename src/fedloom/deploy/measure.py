@@ -79,8 +79,8 @@ def measure(
         if needed <= room and (seconds is None or epoch <= seconds):
             return Measured(room, speed, model, capacity, needed, epoch)
     raise InputError(
-        f"this device cannot train even {CAPACITIES[-1]:g} of {model}: that takes {needed / 2**20:.0f} MiB of "
-        f"{room / 2**20:.0f} MiB and {epoch:.3g} s an epoch"
+        f"this device cannot train even {CAPACITIES[-1]:g} of {model}: that takes {needed / 2**20:.3g} MiB of "
+        f"{room / 2**20:.3g} MiB and {epoch:.3g} s an epoch"
     )
 
 

@@ -5,6 +5,10 @@ say when a stage begins. That is the first peer alive, in the order of their num
 run's notebook (which round, whose report counted, what was measured) and gives everybody a copy after each round. When
 it dies, the next one goes on from its copy: a round that was not finished is begun again from the versions of state
 that counted. So the round itself is `runs.serverless.pass_round`, as in a simulation.
+
+Whoever begins to lead takes the next *term*, a number that all its orders bear. Peers obey the newest term they heard
+of, and of two leaders in one term the first in the order; so a leader that was only slow, and wakes up beside its
+successor, is told with its next order and follows.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server
 __all__ = ["Peer", "join_peers"]
 
 PING = 10.0  # seconds in which a busy peer says that it is alive; a dead one is known at once
+ORDERS = ("setup", "work", "ask", "keep", "end")  # what only the leader may send
 MADE = ("round", "stage")  # numbers of a report that stays with its maker: which one it was
 
 
@@ -75,7 +80,7 @@ class Circle(Roster):
 
         def call(number: int) -> dict[str, Any] | str:
             try:
-                return self.peer.calls.call(self.members[number].name, kind, bodies[number], seconds)
+                return self.peer.order(self.members[number].name, kind, bodies[number], seconds)
             except Unreachable as error:
                 return str(error)
 
@@ -105,7 +110,7 @@ class Ring(Flower):
                 "safe": self._remote.safe.get(task.client, NEVER)}  # fmt: skip
         at = time.monotonic()
         try:
-            answer = roster.peer.calls.call(member.name, "work" if task.job == "work" else "ask", body, self.seconds)
+            answer = roster.peer.order(member.name, "work" if task.job == "work" else "ask", body, self.seconds)
         except Unreachable as error:
             late = "deadline" in str(error)
             return self._failed(task, "late" if late else "lost", str(error))
@@ -171,9 +176,12 @@ class Peer:
         self._book.parent.mkdir(parents=True, exist_ok=True)
         self.notebook: dict[str, Any] = wire.load(self._book) if self._book.is_file() else {}
         self.leading = self.over = False
+        self.term = 0  # in which it leads; 0 while it does not, or still waits for enough others
+        self.obeyed = 0, -len(self.names)  # newest term it heard of, and minus the number of who leads in it
         self.deposed_by = ""
         self._strange: set[tuple[str, Any]] = set()  # peers about something else, said once
         self._busy, self._shelf = threading.Lock(), threading.Lock()  # for work, and for its own reports
+        self._heeding = threading.Lock()
         self._reports: dict[str, Disk] = {}
         self.network = ServerWorld(study, device.dataset, device.split).network
         limit = SMALL + 8 * sum(part.nbytes for part in self.network.module.state_dict().values())
@@ -183,23 +191,40 @@ class Peer:
         """Whatever another peer asks."""
         if kind == "ping":
             return {"session": self.session, "digest": self.digest, "fedloom": __version__, "leading": self.leading,
-                    "round": self.notebook.get("round", -1)}  # fmt: skip
+                    "round": self.notebook.get("round", -1), "term": self.term, "heard": self.obeyed[0]}  # fmt: skip
         if kind == "fetch":
             return self._fetched(str(body["run"]), (int(body["moment"][0]), int(body["moment"][1])))
         if kind == "notebook":
             return dict(self.notebook)
+        if kind in ORDERS and (leader := self._obeys(caller, int(body.get("term", 0)))):
+            return {"refuses": f"{leader} leads in term {self.obeyed[0]}", "leader": leader}
+        body = {name: value for name, value in body.items() if name != "term"}
         if kind == "keep":
             self._keep(body)
             return {}
         if kind == "end":
             self.over = True
             return {}
-        if kind == "setup" and caller != self.device.name and self.leading:
-            if self.names.index(caller) > self.number:
-                return {"refuses": f"{self.device.name} leads already"}
-            self.deposed_by = caller
         with self._busy:
             return self._work(body) if kind == "work" else self.device.answer(kind, body)
+
+    def _obeys(self, caller: str, term: int) -> str:
+        """Who leads instead of the caller, if somebody does; else the caller is who leads from here on."""
+        with self._heeding:
+            order = term, -self.names.index(caller)
+            if order < self.obeyed:
+                return self.names[-self.obeyed[1]]
+            self.obeyed = order
+            if caller != self.device.name and self.leading:
+                self.deposed_by = caller
+            return ""
+
+    def order(self, name: str, kind: str, body: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Ask as the leader; Deposed if the other one heard of a newer leader."""
+        answer = self.calls.call(name, kind, {**body, "term": self.term}, seconds)
+        if leader := str(answer.get("leader", "")):
+            raise Deposed(leader)
+        return answer
 
     def _work(self, body: dict[str, Any]) -> dict[str, Any]:
         """A task: fetch what the neighbours made, do the work, keep the report here."""
@@ -300,7 +325,7 @@ class Peer:
             except Deposed as other:
                 self.say(f"{other} leads now")
             finally:
-                self.leading = False
+                self.leading, self.term = False, 0
         self._book.unlink(missing_ok=True)
         return None
 
@@ -316,6 +341,7 @@ class Peer:
         self.say(f"{self.device.name} leads" + (f" from round {book['round'] + 1}" if book else ""))
         needed = max(1, ceil(study.engine.quorum * len(self.names)))  # no splinter goes on by itself
         gather(roster, needed if book else max(least, needed), self.say)
+        self._begin_term()
         fixed = Deployment(**book["fixed"]) if book else fix(roster, study, None)
         world = RingWorld(
             study, *server_data(None, None, fixed.shape, fixed.class_names, len(roster)), normal=fixed.normal,
@@ -333,6 +359,7 @@ class Peer:
             notebook = self._copied(store, fixed)
             self._keep(notebook)
             roster.ask("keep", {each.number: notebook for each in roster.connected if each.number != self.number}, 30.0)
+            self.still_leads()
             watch(row)
 
         try:
@@ -342,6 +369,18 @@ class Peer:
         roster.ask("end", {member.number: {} for member in roster.connected}, 10.0)
         self._book.unlink(missing_ok=True)
         return store.folder
+
+    def _begin_term(self) -> None:
+        """Take the next term, unless somebody leads whom nobody here could reach before."""
+        heard = []
+        for name, answer in zip(self.names, self.ping(), strict=True):
+            if answer and answer["term"] and name != self.device.name:
+                raise Deposed(name)
+            heard.append(answer["heard"] if answer else 0)
+        with self._heeding:
+            self.still_leads()
+            self.term = max(self.obeyed[0], *heard) + 1
+            self.obeyed = self.term, -self.number
 
     def _open(self, world: RingWorld, fixed: Deployment, book: dict[str, Any]) -> Store:
         """A folder for the run as it stands in the notebook."""

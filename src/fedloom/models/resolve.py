@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from traceback import extract_tb
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import InputError
 from fedloom.registry import find
-from fedloom.settings import allowed, checked
+from fedloom.settings import allowed, built, checked
 
 __all__ = ["build", "check_logits", "initialise"]
 
@@ -32,23 +31,10 @@ def build(name: str, *, channels: int, classes: int, size: int, **fields: Any) -
     names, anything = allowed(what, make)
     given = {key: value for key, value in sizes.items() if anything or key in names}
     arguments = given | checked(what, make, fields, reserved=given)
-    try:
-        network = make(**arguments)
-    except InputError:
-        raise
-    except Exception as error:
-        place = extract_tb(error.__traceback__)[:2][-1]  # where the model's own code was, whatever it called
-        raise InputError(
-            f"model '{name}' cannot be built with {_told(arguments)}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())} ({place.filename}, line {place.lineno})"
-        ) from error
+    network = built(what, make, arguments)
     if not isinstance(network, nn.Module):
         raise InputError(f"model '{name}' makes a {type(network).__name__}; expected a torch.nn.Module")
     return network
-
-
-def _told(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no settings"
 
 
 def initialise(make: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -64,6 +64,10 @@ class Distilling:
     to: Annotated[str, "the objective that it is added to: cross_entropy, masked, or an import path"] = "cross_entropy"
     hard: Annotated[float, Ge(0), "weight of that objective; 0: the teacher alone"] = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse an objective that is not there before every client fails on it."""
+        find("objective", self.to)
+
     @property
     def plain(self) -> Objective:
         """The objective without a teacher."""
@@ -117,6 +121,8 @@ class Features(Distilling):
     def points(self, network: Network) -> Points:
         """The layers by name, or the last fully connected ones; before a non-linearity that follows."""
         if not isinstance(self.layers, int):
+            if not self.layers:
+                raise InputError("objective.layers names no layer; name one, or say how many of the last")
             known = {path for path, _ in network.module.named_modules()}
             for path in self.layers:
                 if path not in known or not path:

@@ -38,7 +38,7 @@ class PowerOfChoice:
     def __call__(self, fleet: Fleet, server: Server) -> np.ndarray:
         """Draw, compare, take; of equals, whoever was drawn first."""
         size = cohort_size(self.fraction, fleet)
-        number = min(len(fleet.available), round(self.candidates * size))
+        number = round(min(len(fleet.available), self.candidates * size))
         pool = drawn(fleet.generator("select"), fleet.available, number, by_data(fleet, fleet.available))
         losses = self._asked(fleet, server, pool) if self.ask else fleet.columns["loss"][pool]
         unknown_first = np.where(np.isnan(losses), np.inf, losses)

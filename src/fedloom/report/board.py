@@ -55,7 +55,7 @@ class Board:
     def live(self) -> str:
         """The part of the page that changes."""
         everyone = self.runs()
-        damaged = {run: run.damage for run in everyone}
+        damaged = {run: run.damage() for run in everyone}
         runs = [run for run, why in damaged.items() if not why]
         groups = groups_of(runs) if runs else []
         cards = [_card(run, group.label, number) for number, group in enumerate(groups) for run in group.runs]

@@ -35,7 +35,11 @@ def show_check(file: Path) -> None:
     world.check()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in estimate(world).items():
-        shown = value if isinstance(value, str) else quantity(value, "B" if "byte" in name or "memory" in name else "")
+        unit = "B" if "byte" in name or "memory" in name else ""
+        if isinstance(value, list):
+            shown = ", ".join(f"{model}: {quantity(each, unit)}" for model, each in value)
+        else:
+            shown = value if isinstance(value, str) else quantity(value, unit)
         table.add_row(name, shown)
     Console().print(table)
     picture = file.with_suffix(".split.png")
@@ -52,7 +56,9 @@ def shape_of(text: str) -> tuple[int, int, int]:
     try:
         channels, height, width = (int(part) for part in text.split("x"))
     except ValueError:
-        raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{text}'") from None
+        channels = height = width = 0
+    if min(channels, height, width) < 1:
+        raise InputError(f"--shape is channels x height x width, such as 3x32x32; got '{text}'")
     return channels, height, width
 
 

@@ -57,11 +57,12 @@ class Run:
             return found
         return summarise(self.rows, self.study.evaluate.target) if self.rows else {}
 
-    @property
-    def damage(self) -> str:
-        """Why it cannot be read; empty if it can."""
+    def damage(self, *, whole: bool = False) -> str:
+        """Why what is always needed cannot be read, or why the `whole` of it cannot; empty if it can."""
         try:
             _ = self.study, self.rows, self.summary
+            if whole:
+                _ = self.ledger, self.columns, self.split, self.environment
         except InputError as error:
             return str(error)
         return ""
@@ -189,12 +190,16 @@ def folders_in(paths: Iterable[Path]) -> list[Path]:
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """All runs in some folders that have at least one round; one that cannot be read is told, and only left out."""
-    found, begun = folders_in(paths), []
+    found, begun, damaged = folders_in(paths), [], []
     for run in (Run(Store.open(folder)) for folder in found):
-        if run.damage:
-            log.warning("left out: %s", run.damage)
+        if why := run.damage(whole=True):
+            damaged.append(why)
         elif run.rows:
             begun.append(run)
+    if damaged and not begun:
+        raise InputError("\n".join(damaged))
+    for why in damaged:
+        log.warning("left out: %s", why)
     if not begun:
         raise InputError(f"no round is finished yet in {' '.join(map(str, found))}; there is nothing to report")
     return begun

@@ -54,7 +54,8 @@ def announced(cell: Cell, number: int, count: int) -> Watch:
 def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None = None, jobs: int = 0) -> None:
     """Run a comparison and show its tables; they, curves and a report are left in the folder."""
     ran = grid.run(folder, announced, jobs)
-    order = [row for row in dict.fromkeys([baseline, *grid.rows] if baseline else grid.rows) if row]
+    baseline = None if baseline in ran.left_out else baseline
+    order = [row for row in dict.fromkeys([baseline, *grid.rows]) if row and row not in ran.left_out]
     tables = _tables(ran, order)
     measure = measure_of([result for _, result in ran.done])
     tested = {row: by_seed(ran.done, row, measure) for row in order}
@@ -62,8 +63,8 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
     if len(grid.seeds) > 1:
         tables[f"{NAMES[measure]} over seeds"] = statistics_table(tested, baseline)
     content = {
-        "seeds": list(grid.seeds), "baseline": baseline, "methods": _numbers(ran, order), "measure": measure,
-        "winner": winner, "verdict": sentence, "left_out": ran.left_out, "folder": str(folder),
+        "seeds": list(grid.seeds), "baseline": baseline, "methods": _numbers(ran, [*order, *ran.left_out]),
+        "measure": measure, "winner": winner, "verdict": sentence, "left_out": ran.left_out, "folder": str(folder),
         "report": str(folder / "report.html"),
     }  # fmt: skip
     (folder / "table.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -88,7 +89,7 @@ def _seeds(grid: Grid, ran: Ran, order: Sequence[str]) -> str:
     words = [f"mean ± standard deviation over {len(grid.seeds)} seed(s)"]
     for row in order:
         ended = sum(cell.row == row for cell, _ in ran.done)
-        if ended < len(grid.seeds) and row not in ran.left_out:
+        if ended < len(grid.seeds):
             words.append(f"{row}: {ended} only")
     return "; ".join(words)
 

@@ -35,8 +35,9 @@ def show_knowledge(folder: Path, picture: Path | None, *, as_json: bool) -> None
         return
     rows: Rows = {}
     for number, row in enumerate(known.peers):
-        rows[f"model of {number + 1}"] = {f"data of {n + 1}": f"{100 * value:.1f}" for n, value in enumerate(row)}
-    Console().print(rich_table("right answers, %", rows))
+        rows[str(number)] = {str(n): f"{100 * value:.1f}" for n, value in enumerate(row)}
+    sys.stdout.write("right answers, %: a row's model on a column's test part; clients are numbered as in the ledger\n")
+    Console().print(rich_table("", rows))
     sys.stdout.write(f"own data {known.own:.1%}, others' data {known.others:.1%}\npicture: {drawn}\n")
 
 

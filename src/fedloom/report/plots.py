@@ -138,13 +138,13 @@ def heat_map(known: Knowledge, path: Path) -> Path:
         (axes,),
     ):
         for axis, table, names, title in (
-            (axes[0], known.peers, [str(n + 1) for n in range(count)], "test part of participant"),
+            (axes[0], known.peers, [str(n) for n in range(count)], "test part of participant"),
             (axes[1], known.classes, list(known.class_names), "class"),
         ):
             image = axis.imshow(100 * table, vmin=0, vmax=100, cmap="viridis", aspect="auto")
             turned = max(map(len, names)) > 3
             axis.set_xticks(range(len(names)), names, rotation=60 if turned else 0, ha="right" if turned else "center")
-            axis.set_yticks(range(count), [str(n + 1) for n in range(count)])
+            axis.set_yticks(range(count), [str(n) for n in range(count)])
             axis.set(xlabel=title)
             axis.tick_params(length=0)
             if count <= 20 and table.shape[1] <= 30:

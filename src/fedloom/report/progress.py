@@ -27,8 +27,11 @@ def numbers_of(row: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def watching(label: str, rounds: int) -> Iterator[Any]:
-    """Something to call with every round's row; writes to standard error, so that results can be piped."""
+def watching(label: str, rounds: int, done: int = 0) -> Iterator[Any]:
+    """Something to call with every round's row; writes to standard error, so that results can be piped.
+
+    A run that goes on has some rounds `done`.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
 
@@ -43,7 +46,7 @@ def watching(label: str, rounds: int) -> Iterator[Any]:
         TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(label, total=rounds, numbers="starting")
+        bar = progress.add_task(label, total=rounds, completed=done, numbers="starting")
         known: dict[str, Any] = {}
 
         def move(row: Mapping[str, Any]) -> None:

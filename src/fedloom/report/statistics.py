@@ -134,7 +134,9 @@ def verdict(numbers: Mapping[str, BySeed], what: str = "accuracy") -> tuple[str 
     best = max(shared, key=lambda name: fmean(shared[name].values()))
     rivals = [each for each in pairs if best in (each.one, each.other)]
     worst = max((inf if each.corrected is None else each.corrected for each in rivals), default=inf)
-    test = f"paired t-test over {len(seeds)} seeds in common, Holm's correction for {len(pairs)} pairs"
+    test = f"paired t-test over {len(seeds)} seeds in common"
+    if len(pairs) > 1:
+        test += f", Holm's correction for {len(pairs)} pairs"
     if worst < LEVEL:
         return best, f"{best} has the best {what}: above every other method, p <= {_short(worst)} ({test})"
     level = [each.other if each.one == best else each.one for each in rivals if not each.carried]

@@ -30,7 +30,7 @@ def _row(result: Result) -> dict[str, str]:
     study, rounds = result.study, len(result.rows("metrics"))
     method: Method = method_of(study)
     entries = [entry for entry in result.rows("clients") if entry["job"] == "work"]
-    if not entries:
+    if not entries or not rounds:
         raise InputError(f"{result.folder} has no round yet")
     sent, received = Counter[int](), Counter[int]()
     for entry in entries:

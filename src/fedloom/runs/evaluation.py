@@ -69,10 +69,14 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
     if len(asked) > most:
         asked = np.sort(numpy_generator(fleet.seed, 0, 0, SERVER, "evaluate").choice(asked, most, replace=False))
     looking_on = fleet.columns.get("onlooker", np.zeros(fleet.size, bool))[asked]
-    if looking_on.any() and tensors is None:
+    if looking_on.any():
         row["onlooker_accuracy"] = None  # nobody can use a model that is complete at no place
-    elif looking_on.any():
-        told = list(fleet.ask("test", fleet.show(server, asked[looking_on])))
+    if looking_on.any() and tensors is not None:
+        # The global model, which is of the first architecture. What clients are shown to evaluate may be nothing, where
+        # everybody has a model of its own; who never trained has none.
+        parts = {"model": tensors}
+        made = (fleet.task(client, parts) for client in asked[looking_on])
+        told = list(fleet.ask("test", (replace(task, kind=0, model=fleet.models[0]) for task in made)))
         seen = sum(answer.numbers["samples"] for answer in told)
         row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / seen if seen else None
     answers = fleet.ask("evaluate", fleet.show(server, asked[~looking_on]))

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from multiprocessing import parent_process
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from fedloom.errors import Interrupted, RoundLost, RunError
 from fedloom.fleet.fleet import Engine, Fleet
 from fedloom.methods.fedavg import FedAvg
-from fedloom.registry import find
+from fedloom.runs.engine import arithmetic, engine_of
 from fedloom.runs.evaluation import costs, evaluate, gaps, summarise
 from fedloom.runs.schedule import settings
 from fedloom.runs.serverless import pass_round
 from fedloom.runs.signals import Signals
 from fedloom.runs.store import FAILURE, Store
-from fedloom.runs.world import World, world_of
+from fedloom.runs.world import World
 from fedloom.types import Named, Server, Train
 
-__all__ = ["Experiment", "Watch", "arithmetic", "experiment"]
+__all__ = ["Experiment", "Watch", "experiment"]
 
 Watch = Callable[[Mapping[str, Any]], None]  # sees every round's row as it is written
 REDONE = 5  # times that a round may be lost before the run gives up
@@ -36,44 +31,12 @@ TIMES = 20  # evaluations and checkpoints a run, about, unless the study says ot
 def experiment(store: Store, world: World, watch: Watch, engine: Engine | None = None) -> dict[str, Any]:
     """Run a study from its last checkpoint to its end, on an engine of its own unless given one; gives the summary."""
     precision = arithmetic(world.study.engine.device, world.study.engine.precision)
-    with store.claimed(), precision, nullcontext(engine) if engine else _engine(store, world) as doing:
+    with store.claimed(), precision, nullcontext(engine) if engine else engine_of(store, world) as doing:
         try:
             return Experiment(store, world, doing).run(watch)
         except RunError as error:
             store.write(FAILURE, {"sentence": str(error)})
             raise
-
-
-@contextmanager
-def arithmetic(device: str, precision: str) -> Iterator[None]:
-    """On the CPU one thread, in every engine: sums of several threads are not the same sums. On a GPU TF32 as asked."""
-    threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    if device == "cpu":
-        torch.set_num_threads(1)
-    cudnn.allow_tf32 = matmul.allow_tf32 = precision in ("tf32", "bf16")
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-@contextmanager
-def _engine(store: Store, world: World) -> Iterator[Engine]:
-    chosen = world.study.engine
-    # A second process pays off only where there is a second core, a second client and no faster device; a run that is
-    # itself one of several leaves the other cores to its neighbours. Clients that are stacked are in one process.
-    alone = chosen.device == "cpu" and parent_process() is None and chosen.trainer != "stacked"
-    several = alone and (os.cpu_count() or 1) > 1 and world.study.fleet.clients > 1
-    name = ("processes" if several else "local") if chosen.name == "auto" else chosen.name
-    # Called as `start` and `resume` do, so that the world they built is found and not built again.
-    factory = partial(world_of, world.study.model_dump_json(), *([store.split_file] if world.restored else []))
-    engine: Engine = find("engine", name)(factory, chosen.workers, **chosen.fields)
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 class Experiment:

@@ -30,7 +30,7 @@ def export(folder: Path, file: Path) -> str:
     study = store.study()
     if not store.model_file.exists():
         raise InputError(f"{study.method.name} has no global model: every client has its own; nothing to export")
-    plain = safetensors.torch.load_file(store.model_file)
+    plain = store.model()
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as written:  # so that a place that cannot be written is an OSError in both formats
         if file.suffix == ".safetensors":

@@ -20,7 +20,8 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Engine
 from fedloom.readings import Accuracy
 from fedloom.registry import find
-from fedloom.runs.experiment import Experiment, arithmetic
+from fedloom.runs.engine import arithmetic
+from fedloom.runs.experiment import Experiment
 from fedloom.runs.start import looked_into
 from fedloom.runs.world import World, world_of
 from fedloom.types import Measure, Report, Task, Work

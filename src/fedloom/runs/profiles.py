@@ -14,7 +14,8 @@ from fedloom.errors import InputError
 from fedloom.fleet.fleet import Engine
 from fedloom.policies.score import Activation
 from fedloom.registry import find
-from fedloom.runs.experiment import Experiment, arithmetic
+from fedloom.runs.engine import arithmetic
+from fedloom.runs.experiment import Experiment
 from fedloom.runs.start import looked_into
 from fedloom.runs.world import world_of
 from fedloom.types import Measure, Task

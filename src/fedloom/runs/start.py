@@ -132,12 +132,7 @@ def start(study: Study, watch: Watch | None = None, label: str = "") -> Result:
 def resume(folder: Path, watch: Watch | None = None) -> Result:
     """Go on with a run from its last checkpoint; a finished one gives its result."""
     store = Store.open(folder)
-    study = store.study()
-    begun = store.begun()
-    if begun != study:
-        raise InputError(
-            f"the study of {folder} was changed after the run began: {difference(begun, study)}; start a new run"
-        )
+    study = _unchanged(store)
     summary = store.read("summary.json")
     if summary is not None:
         return Result(store, summary)
@@ -145,6 +140,15 @@ def resume(folder: Path, watch: Watch | None = None) -> Result:
         raise InputError(f"{folder} is a run with real clients; go on with: {goes_on(store)}")
     world = world_of(study.model_dump_json(), store.split_file)
     return Result(store, experiment(store, world, watch or _nobody))
+
+
+def _unchanged(store: Store) -> Study:
+    """The study of a run, if it is the one that the run began with."""
+    begun, study = store.begun(), store.study()
+    if begun != study:
+        changed = difference(begun, study)
+        raise InputError(f"the study of {store.folder} was changed after the run began: {changed}; start a new run")
+    return study
 
 
 def looked_into(folder: Path) -> Store:
@@ -159,6 +163,7 @@ def looked_into(folder: Path) -> Store:
         raise InputError(f"{folder} has no checkpoint yet; there is no model to look into")
     if store.is_running:
         raise InputError(f"{folder} is being run; look into it when it has ended")
+    _unchanged(store)
     return store
 
 

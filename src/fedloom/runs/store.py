@@ -24,6 +24,7 @@ from fedloom import __version__, wire
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet, Keeper
 from fedloom.network import Network
+from fedloom.runs.damage import holding, sound
 from fedloom.runs.parquet import write_parquet
 from fedloom.runs.study import Study, resolve
 from fedloom.types import NEVER, Moment, Server, Tensors
@@ -111,6 +112,11 @@ class Store:
         plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         safetensors.torch.save_file(plain, self.model_file)
 
+    def model(self) -> Tensors:
+        """What was written."""
+        with sound(self.model_file):
+            return safetensors.torch.load_file(self.model_file)
+
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is something to go on from."""
@@ -122,12 +128,13 @@ class Store:
 
     def begun(self) -> Study:
         """The study as it was when the run began."""
-        with _sound(path := self.folder / ".study.json"):
+        with sound(path := self.folder / ".study.json"):
             return Study.model_validate_json(path.read_text())
 
     def manifest(self) -> dict[str, Any] | None:
         """The last checkpoint's manifest."""
-        return self.read(MANIFEST)
+        found = self.read(MANIFEST)
+        return None if found is None else holding(found, ("round", "files", "clients", "bytes"), self.folder / MANIFEST)
 
     def append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add lines to metrics or clients."""
@@ -140,8 +147,8 @@ class Store:
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The same, one after the other."""
-        with _sound(path := self.folder / f"{name}.jsonl"), path.open() as file:
-            yield from (json.loads(line) for line in file if line.endswith("\n"))
+        with sound(path := self.folder / f"{name}.jsonl"), path.open() as file:
+            yield from ({**json.loads(line)} for line in file if line.endswith("\n"))
 
     def checkpoint(self, server: Server, fleet: Fleet, states: Keeper) -> None:
         """Make everything up to this round safe."""
@@ -181,36 +188,31 @@ class Store:
         path = self.folder / name
         if not path.is_file():
             return None
-        with _sound(path):
+        with sound(path):
             return {**json.loads(path.read_text())}
 
     def restore(self, server: Server, fleet: Fleet, states: Keeper) -> Server:
         """Go back to the last checkpoint, or to the start if there is none; lines written after it are dropped."""
-        manifest = self.read(MANIFEST) or {"bytes": dict.fromkeys(LINES, 0)}
+        manifest = self.manifest() or {"bytes": dict.fromkeys(LINES, 0)}
         for name in LINES:
-            with (self.folder / f"{name}.jsonl").open("r+b") as file:
+            with sound(path := self.folder / f"{name}.jsonl"), path.open("r+b") as file:
+                if file.seek(0, os.SEEK_END) < manifest["bytes"][name]:  # to cut it would fill it with zeros
+                    raise InputError(f"{path} is damaged: it is shorter than {MANIFEST} says")
                 file.truncate(manifest["bytes"][name])
         folder = self.folder / "checkpoints"
         states.restore(folder, manifest.get("clients", {}))
         if "files" not in manifest:
             return server
-        fleet.columns = wire.load(folder / manifest["files"]["fleet"])
+        path = folder / manifest["files"]["fleet"]
+        fleet.columns = holding(wire.load(path), ("samples", "round", "stage"), path)
         return self.server(server.network)
 
     def server(self, network: Network) -> Server:
         """The server of the last checkpoint."""
         manifest = self.manifest() or {}
-        saved = wire.load(self.folder / "checkpoints" / manifest["files"]["server"], network.device)
+        path = self.folder / "checkpoints" / manifest["files"]["server"]
+        saved = holding(wire.load(path, network.device), ("tensors", "memory"), path)
         return Server(manifest["round"], saved["tensors"], network, saved["memory"])
-
-
-@contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with reading a file of the folder is said of the file."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
 
 
 def _lock(file: IO[str]) -> bool:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.data.partition import Partition, parse
 from fedloom.errors import InputError, choose, oxford
 from fedloom.registry import SLOTS, entries, find, name_of
-from fedloom.settings import allowed, checked, must_take
+from fedloom.settings import allowed, built, checked, must_have, must_take
 
 __all__ = ["SECTIONS", "Study", "method_of", "named", "override", "partition_of", "read", "resolve"]
 
@@ -337,43 +337,37 @@ def named(section: str, study: Study) -> tuple[Any, dict[str, Any]]:
 def partition_of(study: Study) -> Partition:
     """How data are dealt: `dirichlet:0.1` in one word, or a name and settings."""
     short, colon, _ = study.partition.name.partition(":")
+    what = f"partition '{study.partition.name}'"
     if not study.partition.fields:
-        return parse(study.partition.name)
+        deals = parse(study.partition.name)
+        must_have(what, deals, Partition)
+        return deals
     if colon and short in entries("partition"):
         raise InputError(
-            f"partition '{study.partition.name}' is the short form, which takes no further settings; got "
+            f"{what} is the short form, which takes no further settings; got "
             f"{oxford(study.partition.fields, 'and')}. Name it '{short}' and give every setting by its name"
         )
     make, fields = named("partition", study)
-    partition: Partition = make(**fields)
+    partition: Partition = built(what, make, fields)
+    must_have(what, partition, Partition)
     return partition
 
 
 def _policy(slot: str, given: Open, preset: Any) -> dict[str, Any]:
     """What a section puts into a slot: another policy, or the preset with other settings; nothing if it is empty."""
     if given.name:
-        make = find(slot, given.name)
-        return {slot: _playing(slot, given.name, make(**checked(f"{slot} '{given.name}'", make, given.fields)))}
+        make, what = find(slot, given.name), f"{slot} '{given.name}'"
+        policy = built(what, make, checked(what, make, given.fields))
+        must_have(what, policy, _slots()[slot])
+        return {slot: policy}
     if not given.fields:
         return {}
     if preset is None:
         raise InputError(f"[{slot}] needs a name; got {oxford(given.fields, 'and')} alone")
-    policy = type(preset)
-    new = checked(f"{slot} '{name_of(preset)}'", policy, given.fields)
-    kept = {key: getattr(preset, key) for key in policy.__dataclass_fields__ if key not in new}
-    return {slot: policy(**kept, **new)}
-
-
-def _playing(slot: str, name: str, policy: Any) -> Any:
-    """A policy that has what its slot's protocol asks for; an import path may lead anywhere."""
-    protocol = _slots()[slot]
-    asked = [each for each in vars(protocol) if callable(getattr(protocol, each)) and not _is_private(each)]
-    if missing := [each for each in asked if not hasattr(policy, each)]:
-        raise InputError(
-            f"{slot} '{name}' makes a {type(policy).__name__} without {oxford(missing, 'and')}; "
-            f"expected what fills the slot [{slot}]"
-        )
-    return policy
+    own = type(preset)
+    new = checked(f"{slot} '{name_of(preset)}'", own, given.fields)
+    kept = {key: getattr(preset, key) for key in own.__dataclass_fields__ if key not in new}
+    return {slot: own(**kept, **new)}
 
 
 @cache
@@ -385,10 +379,6 @@ def _slots() -> dict[str, Any]:
     return {slot: (typing.get_args(hints[slot]) or (hints[slot],))[0] for slot in SLOTS}  # the first of `Filter | None`
 
 
-def _is_private(name: str) -> bool:
-    return name.startswith("_") and name != "__call__"
-
-
 def method_of(study: Study) -> Any:
     """The method with its own settings, and with the study's policies in its slots."""
     name = study.method.name or "fedavg"
@@ -398,7 +388,7 @@ def method_of(study: Study) -> Any:
         own = checked(f"method '{name}'", make, study.method.fields, SLOTS)
     except InputError as error:
         problems.append(str(error))
-    method = make(**own)
+    method = built(f"method '{name}'", make, own)
     from fedloom.method import Method
 
     if not isinstance(method, Method):

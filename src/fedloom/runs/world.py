@@ -46,7 +46,7 @@ from fedloom.runs.judged import judged, remembered
 from fedloom.runs.schedule import settings
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
-from fedloom.settings import must_take
+from fedloom.settings import built, must_take
 from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
 __all__ = ["World", "dataset_of", "world_of"]
@@ -195,7 +195,9 @@ class World:
         (make, fields), fleet = named("fleet", self.study), self.study.fleet
         generator = numpy_generator(self.study.run.seed, 0, 0, SERVER, "fleet")
         must_take(f"fleet '{fleet.name}'", make, ("clients", "generator"))
-        columns: dict[str, np.ndarray] = make(clients=fleet.clients, generator=generator, **fields)
+        what, given = f"fleet '{fleet.name}'", {"clients": fleet.clients, "generator": generator}
+        columns: dict[str, np.ndarray] = built(what, make, fields, given)
+        _check_columns(what, columns, fleet.clients)
         weak = columns["capacity"] < 1
         excluded = weak if fleet.weak == "exclude" and not self.adapts else np.zeros(fleet.clients, bool)
         if len(self.networks) > 1:
@@ -408,6 +410,18 @@ class World:
         )  # fmt: skip
 
 
+def _check_columns(what: str, columns: object, clients: int) -> None:
+    """Refuse a fleet that is not columns of a number a client, capacities in (0, 1] among them."""
+    if not isinstance(columns, dict) or "capacity" not in columns:
+        raise InputError(f"{what} makes a {type(columns).__name__}; expected a dict of columns with 'capacity' in it")
+    for name, column in columns.items():
+        if np.shape(column) != (clients,):
+            raise InputError(f"column '{name}' of {what} has shape {np.shape(column)}; expected {(clients,)}")
+    capacity = columns["capacity"]
+    if not ((capacity > 0) & (capacity <= 1)).all():
+        raise InputError(f"capacities of {what} must be in (0, 1]; got {capacity.min():g} to {capacity.max():g}")
+
+
 def _joined(groups: Mapping[str, Samples]) -> Samples:
     parts = list(groups.values())
     return replace(parts[0], rows=torch.cat([part.rows for part in parts]).sort().values)
@@ -420,11 +434,11 @@ def _rows(rows: np.ndarray) -> torch.Tensor:
 @lru_cache(maxsize=1)
 def dataset_of(data_json: str) -> Dataset:
     """The data set of a [data] section; the next study of a grid mostly asks for the same one."""
-    load, options = named("data", Study(data=Data.model_validate_json(data_json)))
-    dataset = load(**options)
+    data = Data.model_validate_json(data_json)
+    load, options = named("data", Study(data=data))
+    dataset = built(f"dataset '{data.name}'", load, options)
     if not isinstance(dataset, Dataset):
-        name = Data.model_validate_json(data_json).name
-        raise InputError(f"dataset '{name}' makes a {type(dataset).__name__}; expected a fedloom.data.Dataset")
+        raise InputError(f"dataset '{data.name}' makes a {type(dataset).__name__}; expected a fedloom.data.Dataset")
     return dataset
 
 
