@@ -11,9 +11,10 @@ import torch
 import fedloom
 from fedloom.encoding import dense
 from fedloom.errors import InputError, RunError
+from fedloom.methods.fedea import FedEA
 from fedloom.models.resolve import build, initialise
 from fedloom.policies import front
-from fedloom.policies.front import children, nondominated, survivors
+from fedloom.policies.front import children, nondominated, spread, survivors
 from fedloom.runs.export import export
 from fedloom.runs.study import resolve
 from tests.methods.tiny import run, sections_of
@@ -60,6 +61,39 @@ def test_children_are_new_bounded_and_repeatable():
     assert not any(np.array_equal(child, parent) for child in one for parent in parents)
     same = np.full((4, 3), 0.5)
     assert children(same, np.ones((4, 2)), 4, generator).shape == (4, 3)
+
+
+def test_children_in_bits_by_hand():
+    """Two parents, zeros and ones: but for flipped bits a child changes over from one to the other at one point."""
+    zeros, ones = np.zeros(5), np.append(np.ones(4), 0.0)  # the last variable is real and the same in both
+    parents = np.tile(np.stack([zeros, ones]), (10, 1))
+    born = children(parents, np.ones((20, 2)), 400, np.random.default_rng(0), coded=4)
+    assert (born[:, 4] >= 0).all()
+    assert ((born[:, 4] > 0).mean()) == pytest.approx(front.CHANGED / 2, abs=0.04)  # half of the moves are down, to 0
+    codes = 255 * born[:, :4]
+    assert np.allclose(codes, codes.round(), rtol=0, atol=1e-9)
+    bits = np.unpackbits(codes.round().astype(np.uint8), axis=1).astype(int)
+    # The string that is nearest to 0..01..1 or 1..10..0, at any point, differs by the flipped bits alone.
+    strings = np.array([[number >= point for number in range(32)] for point in range(33)]).astype(int)
+    strings = np.concatenate([strings, 1 - strings])
+    flips = np.abs(bits[:, None] - strings[None]).sum(2).min(1)
+    assert 0.05 < flips.mean() / 32 < front.CHANGED + 0.01
+    assert len({tuple(child) for child in born}) == 400
+
+
+def test_no_child_is_a_copy_where_there_is_another():
+    generator = np.random.default_rng(5)
+    parents = generator.random((4, 2))
+    for _ in range(20):
+        born = children(parents, generator.random((4, 2)), 6, generator, coded=1)
+        known = np.concatenate([np.stack([np.rint(255 * parents[:, 0]) / 255, parents[:, 1]], axis=1), born])
+        assert len({tuple(each) for each in known}) == 10
+
+
+def test_the_first_generation_leaves_nothing_untried():
+    drawn = spread(8, 3, np.random.default_rng(0))
+    assert drawn.shape == (8, 3)
+    assert all(sorted((8 * column).astype(int)) == list(range(8)) for column in drawn.T)
 
 
 def test_evolution_finds_the_front_of_a_simple_problem():
@@ -152,6 +186,27 @@ def test_generations():
     assert best["error"] == both[:, 0].min()
 
 
+def test_the_front_is_of_all_that_were_judged(monkeypatch):
+    """Also of those for whom the population has no room."""
+    judge, seen = FedEA._judged, []
+
+    def recorded(*known):
+        judged = judge(*known)
+        seen.extend((each["error"], each["parameters"]) for each in judged)
+        return judged
+
+    monkeypatch.setattr(FedEA, "_judged", recorded)
+    federation = Federation("fedea", **LENET, method={"population": 2, "rounds_each": 1})
+    for _ in range(6):
+        federation.round()
+    front = federation.method.found(federation.server)["front"]
+    assert len(seen) == 12
+    assert len(front) > 2
+    assert {(each["error"], each["parameters"]) for each in front} == {
+        seen[number] for number in nondominated(np.array(seen))
+    }
+
+
 def test_what_is_found_is_a_model(tmp_path):
     method = {"population": 2, "rounds_each": 1}
     result = run("fedea", tmp_path, **LENET, method=method, run={"rounds": 2})
@@ -191,7 +246,7 @@ def test_a_rate_too_high_costs_an_individual_and_not_the_run():
         assert (each["error"] == 1.0 and each["parameters"] == worst) == ("out" in each)
     assert "out" not in federation.method.best(federation.server)
     front = federation.method.found(federation.server)["front"]
-    assert all(each["error"] < 1 for each in front)
+    assert all(each["parameters"] < worst for each in front)
 
 
 def test_where_all_rates_are_too_high_the_run_ends_with_a_sentence():

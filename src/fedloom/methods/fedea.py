@@ -6,12 +6,15 @@ from fresh weights for `rounds_each` rounds, then the error of the joint model o
 second goal is its number of parameters. One round is one round of every individual. Then the better half of parents
 and offspring stays, and has offspring.
 
-The result is the most accurate individual that has been judged; `found` in the summary has its rates and learning rate,
-and the front. A model of that structure is `narrowed`.
+Keep rates are coded in bits, which cross at one point and flip; the learning rate is a real number, with simulated
+binary crossover and polynomial mutation. The result is the most accurate individual that has been judged; `found` in
+the summary has its rates and learning rate, and the front of all that were judged. A model of that structure is
+`narrowed`.
 
-Differences. The paper codes widths in bits and also varies the number of layers and a sparse connectivity (SET); here a
-structure is the widths of a given model, coded as real numbers, with simulated binary crossover and polynomial mutation
-for all of them. Errors are measured on validation images, not on test images.
+Differences. The paper also varies the number of layers and a sparse connectivity (SET); here a structure is the widths
+of a given model, a byte each. Individuals of the first generation are spread over the range of every gene: only a small
+part of the learning rates is any good, and a small population drawn freely may have none of it. Errors are measured on
+validation images, not on test images.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from fedloom.models.narrowed import remade
 from fedloom.models.resolve import initialise
 from fedloom.network import Network
 from fedloom.policies.cut import Whole, check_units
-from fedloom.policies.front import children, nondominated, require, survivors
+from fedloom.policies.front import children, nondominated, require, spread, survivors
 from fedloom.policies.share import AllTensors
 from fedloom.questions import QUESTIONS
 from fedloom.readings import Accuracy
@@ -53,6 +56,7 @@ def validate(method: Any, client: Client, task: Task) -> Work[Report]:
 
 
 QUESTIONS[validate.__name__] = validate
+SHOWN = ("genes", "error", "parameters")  # what the front remembers of an individual
 
 
 @register("method", "fedea", paper="Zhu and Jin, IEEE TNNLS 2020")
@@ -108,12 +112,15 @@ class FedEA(FedAvg):
         network, memory = server.network, server.memory
         cohort = list(self.select(fleet, server))  # all individuals are judged by the same clients
         tried: list[Individual] = memory.get("offspring") or self._fresh(
-            fleet.generator("population").random((self.population, len(network.units.sizes) + 1)), server, fleet
+            spread(self.population, len(network.units.sizes) + 1, fleet.generator("population")), server, fleet
         )
         memory["offspring"] = tried = self._train(server, fleet, tried, cohort)
         memory.setdefault("judged", [])
         if (server.round + 1) % self.rounds_each == 0:
-            everyone = [*memory["judged"], *self._judged(server, fleet, tried, cohort)]
+            judged = self._judged(server, fleet, tried, cohort)
+            seen = [*memory.get("front", []), *({name: each[name] for name in SHOWN} for each in judged)]
+            memory["front"] = [seen[number] for number in nondominated(_goals(seen))]
+            everyone = [*memory["judged"], *judged]
             kept = survivors(_goals(everyone), min(self.population, len(everyone)))
             memory["judged"] = [everyone[number] for number in kept]
             memory["offspring"] = self._fresh(self._genes(memory["judged"], fleet), server, fleet)
@@ -123,7 +130,7 @@ class FedEA(FedAvg):
         parents, generator = np.stack([each["genes"] for each in judged]), fleet.generator("offspring")
         if self.search == "random":
             return generator.random((self.population, parents.shape[1]))
-        return children(parents, _goals(judged), self.population, generator)
+        return children(parents, _goals(judged), self.population, generator, parents.shape[1] - 1)
 
     def _fresh(self, genes: np.ndarray, server: Server, fleet: Fleet) -> list[Individual]:
         """Individuals of these genes with the first weights of models that are built at their widths.
@@ -223,11 +230,10 @@ class FedEA(FedAvg):
 
     def found(self, server: Server) -> dict[str, Any]:
         """The best structure, as settings of a study, and the front of all that were judged."""
-        judged: list[Individual] = server.memory.get("judged") or []
+        front: list[Individual] = server.memory.get("front") or []
         best = self.best(server)
-        if best is None or not judged:
+        if best is None or not front:
             return {}
-        front = [judged[number] for number in nondominated(_goals(judged))]
         return {
             "rates": list(self.rates(server.network, best).values()), "lr_factor": self.rate(best),
             "front": sorted(({"error": each["error"], "parameters": each["parameters"],

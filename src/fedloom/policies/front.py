@@ -2,21 +2,26 @@
 
 Sorting into fronts, crowding, crossover and mutation are pymoo's (extra `search`). This module keeps them free of
 state, so that a population is arrays that can be stored. All goals are minimised; variables lie between 0 and 1.
+How children vary is Zhu and Jin's way: strings of bits beside real numbers.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedloom.errors import InputError
 
-__all__ = ["children", "nondominated", "require", "survivors"]
+__all__ = ["children", "nondominated", "require", "spread", "survivors"]
 
 Vector = npt.NDArray[np.float64]
+CROSSED = 0.9  # of the pairs of parents
+CHANGED = 0.1  # of the bits, and of the real numbers
+TRIES = 100  # to make children that are no copies
 
 
 def require() -> None:
@@ -48,21 +53,49 @@ def nondominated(goals: Vector) -> list[int]:
     return [number for number, lost in enumerate(beaten) if not lost]
 
 
-def children(parents: Vector, goals: Vector, count: int, generator: np.random.Generator) -> Vector:
-    """New variables from a tournament among the parents, simulated binary crossover and polynomial mutation."""
+def spread(count: int, variables: int, generator: np.random.Generator) -> Vector:
+    """First variables, one of each in every `count`-th of its range: few drawn freely leave parts of it untried."""
+    part = np.stack([generator.permutation(count) for _ in range(variables)], axis=1)
+    return (part + generator.random((count, variables))) / count
+
+
+def children(parents: Vector, goals: Vector, count: int, generator: np.random.Generator, coded: int = 0) -> Vector:
+    """New variables from a tournament among the parents; none is a copy of a parent or of another.
+
+    The first `coded` variables are one string of eight bits each: crossover at one point, bits flipped. The others are
+    real numbers: simulated binary crossover, polynomial mutation.
+    """
     from pymoo.algorithms.moo.nsga2 import PM, SBX, RankAndCrowding, binary_tournament
-    from pymoo.core.mating import Mating
     from pymoo.core.population import Population
     from pymoo.core.problem import Problem
+    from pymoo.operators.crossover.pntx import SinglePointCrossover
+    from pymoo.operators.mutation.bitflip import BitflipMutation
     from pymoo.operators.selection.tournament import TournamentSelection
 
-    problem = Problem(n_var=parents.shape[1], n_obj=goals.shape[1], xl=0.0, xu=1.0)
+    def mated(part: Vector, crossover: Any, mutation: Any) -> Any:
+        problem = Problem(n_var=part.shape[1], n_obj=goals.shape[1], xl=0.0, xu=1.0)
+        crossed = crossover.do(problem, Population.new("X", part), parents=pairs, random_state=generator)
+        return mutation.do(problem, crossed, random_state=generator).get("X")
+
     pool = Population.new("X", parents, "F", goals)
-    pool = RankAndCrowding().do(problem, pool, n_survive=len(pool), random_state=generator)
-    mating = Mating(TournamentSelection(func_comp=binary_tournament), SBX(eta=15, prob=0.9), PM(eta=20))
+    whole = Problem(n_var=parents.shape[1], n_obj=goals.shape[1], xl=0.0, xu=1.0)
+    pool = RankAndCrowding().do(whole, pool, n_survive=len(pool), random_state=generator)
     rules = SimpleNamespace(tournament_type="comp_by_dom_and_crowding", random_state=generator)
-    found = mating.do(problem, pool, count, random_state=generator, algorithm=rules).get("X")
-    drawn: Vector = np.asarray(found, np.float64).reshape(-1, parents.shape[1])
-    if len(drawn) < count:  # all others were copies of somebody
-        drawn = np.concatenate([drawn, generator.random((count - len(drawn), parents.shape[1]))])
-    return np.clip(drawn, 0.0, 1.0)
+    select, known = TournamentSelection(func_comp=binary_tournament), np.array(pool.get("X"), np.float64)
+    bytes_ = np.rint(255 * known[:, :coded]).astype(np.uint8)
+    bits, known[:, :coded] = np.unpackbits(bytes_, axis=1).astype(bool), bytes_ / 255
+    drawn = np.empty((0, parents.shape[1]))
+    for _ in range(TRIES):
+        pairs = select.do(whole, pool, (count + 1) // 2, 2, to_pop=False, random_state=generator, algorithm=rules)
+        parts = []
+        if coded:
+            made = mated(bits, SinglePointCrossover(prob=CROSSED), BitflipMutation(prob=1.0, prob_var=CHANGED))
+            parts.append(np.packbits(made.astype(bool), axis=1) / 255)
+        if coded < parents.shape[1]:
+            real = SBX(eta=2, prob=CROSSED, prob_var=1.0), PM(eta=20, prob=1.0, prob_var=CHANGED)
+            parts.append(np.clip(mated(known[:, coded:], *real), 0.0, 1.0))
+        for child in np.concatenate(parts, axis=1):
+            if len(drawn) < count and not (np.concatenate([known, drawn]) == child).all(axis=1).any():
+                drawn = np.concatenate([drawn, child[None]])
+    # Where all are copies, as of parents that are all alike, chance has to help.
+    return np.concatenate([drawn, generator.random((count - len(drawn), parents.shape[1]))])
