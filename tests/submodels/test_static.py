@@ -250,7 +250,10 @@ def test_what_a_client_is_judged_by_has_the_statistics_of_its_own_data(method, c
     federation = Federation(method, fleet=MIXED, data={"validation": 0.2}, **NORMED, **changes)
     federation.round()
     for outcome in federation.engine.outcomes:
-        alone, together = by_its_data(federation, outcome, outcome.state["trained"])
+        federation.engine.forget()
+        list(federation.fleet.ask("evaluate", federation.fleet.show(federation.server, [outcome.client])))
+        (judged,) = (each.tensors for each in federation.engine.requests if each.what == Accuracy())
+        alone, together = by_its_data(federation, outcome, judged)
         torch.testing.assert_close(alone, together, rtol=1e-3, atol=1e-3)
 
 

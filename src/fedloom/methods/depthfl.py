@@ -24,9 +24,9 @@ from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.unasked import refuse
 from fedloom.models.exits import with_exits
 from fedloom.policies.adaptive import Adaptive
-from fedloom.policies.cut import Whole
 from fedloom.policies.distil import Distilling
 from fedloom.policies.objective import CrossEntropy, Masked, Objective
 from fedloom.registry import name_of, register
@@ -71,8 +71,7 @@ class DepthFL(FedAvg):
     def check(self) -> None:
         """Units are cut in depth here."""
         super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError("depthfl cuts in depth and cannot run under a cut of units; leave [cut] out")
+        refuse(self, ("cut",), "cuts in depth and cannot run under a cut of units")
         if isinstance(self.objective, CrossEntropy | Masked | Distilling):
             raise InputError(
                 f"depthfl trains all exits at once, and objective '{name_of(self.objective)}' is about the answers of "

@@ -13,9 +13,8 @@ from typing import Annotated
 from annotated_types import Ge
 
 from fedloom.client import Client
-from fedloom.errors import InputError
 from fedloom.methods.fedavg import FedAvg
-from fedloom.policies.cut import Whole
+from fedloom.methods.unasked import refuse
 from fedloom.policies.objective import Proximal, Sum
 from fedloom.registry import register
 from fedloom.steps import Descent
@@ -32,8 +31,7 @@ class Ditto(FedAvg):
     def check(self) -> None:
         """Own models are whole."""
         super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError("ditto's own models are whole and cannot be held near a part of one; leave [cut] out")
+        refuse(self, ("cut",), "keeps whole models, which cannot be held near a part of one")
 
     def work(self, client: Client, task: Task) -> Work[Report]:
         """Both models side by side."""

@@ -21,11 +21,9 @@ from torch import Tensor
 from fedloom.client import Client
 from fedloom.copies import to_host
 from fedloom.encoding import dense
-from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.unasked import refuse
-from fedloom.policies.cut import Whole
 from fedloom.policies.objective import Objective, Proximal, Sum
 from fedloom.registry import register
 from fedloom.types import Fitted, Report, Server, Task, Tensors, Where, Work
@@ -61,8 +59,7 @@ class FedAMP(FedAvg):
     def check(self) -> None:
         """Distances are between whole models."""
         super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError("fedamp compares whole models and cannot run under a cut; leave [cut] out")
+        refuse(self, ("cut",), "compares whole models and cannot run under a cut")
         refuse(self, ("merge",), "keeps every client's model and joins none")
 
     def round(self, server: Server, fleet: Fleet) -> Server:

@@ -37,7 +37,7 @@ from fedloom.methods.unasked import refuse
 from fedloom.models.narrowed import remade
 from fedloom.models.resolve import initialise
 from fedloom.network import Network
-from fedloom.policies.cut import Whole, check_units
+from fedloom.policies.cut import check_units
 from fedloom.policies.front import children, nondominated, require, spread, survivors
 from fedloom.policies.share import AllTensors
 from fedloom.questions import QUESTIONS
@@ -79,8 +79,7 @@ class FedEA(FedAvg):
         """Structures are what it looks for."""
         super().check()
         require()
-        if not isinstance(self.cut, Whole):
-            raise InputError("fedea chooses units by its own search and cannot run under a cut; leave [cut] out")
+        refuse(self, ("cut",), "chooses units by its own search and cannot run under a cut")
         if type(self.share) is not AllTensors:
             raise InputError("fedea judges whole models at the server and cannot keep tensors back; leave [share] out")
         refuse(self, ("start",), "trains every individual from its own first weights")

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from fedloom.copies import on_host, to_device, to_host
 from fedloom.encoding import dense
-from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.unasked import refuse
 from fedloom.network import Network
-from fedloom.policies.cut import Scored, Whole, check_units
+from fedloom.policies.cut import Scored, check_units
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Masked, Objective
 from fedloom.policies.score import Gradient, Predictions
@@ -55,8 +55,7 @@ class FedGSE(FedAvg):
     def check(self) -> None:
         """The server's scores say which units are cut."""
         super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError("fedgse chooses units by its own scores and cannot run under a cut; leave [cut] out")
+        refuse(self, ("cut",), "chooses units by its own scores and cannot run under a cut")
 
     def suits(self, network: Network) -> None:
         """Its units must be found."""

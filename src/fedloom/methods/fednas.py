@@ -24,8 +24,8 @@ from torch import Tensor
 from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.unasked import refuse
 from fedloom.network import Network
-from fedloom.policies.cut import Whole
 from fedloom.policies.objective import Objective
 from fedloom.policies.optimizer import Adam, Optimizer, optimizer_of
 from fedloom.registry import register
@@ -105,8 +105,7 @@ class FedNAS(FedAvg):
     def check(self) -> None:
         """Everybody trains all operations."""
         super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError("fednas trains the whole search space and cannot run under a cut; leave [cut] out")
+        refuse(self, ("cut",), "trains the whole search space and cannot run under a cut")
 
     def suits(self, network: Network) -> None:
         """The model must say which of its tensors are its architecture."""

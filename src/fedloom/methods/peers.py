@@ -11,7 +11,6 @@ from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.method import Method
 from fedloom.methods.unasked import refuse
-from fedloom.policies.cut import Whole
 from fedloom.policies.distil import Distilling, lesson
 from fedloom.policies.objective import Objective
 from fedloom.readings import Accuracy
@@ -29,11 +28,8 @@ class Peer(Method):
     def check(self) -> None:
         """Everybody trains a whole model, and no server has one."""
         super().check()
-        name = type(self).__name__.lower()
-        if not isinstance(self.cut, Whole):
-            raise InputError(f"{name} trains whole models and cannot run under a cut; leave [cut] out")
-        if self.filter is not None:
-            raise InputError(f"a filter is about changes of a server's model, and {name} has none; leave [filter] out")
+        refuse(self, ("cut",), "trains whole models and cannot run under a cut")
+        refuse(self, ("filter",), "has no server's model, whose changes a filter is about")
         refuse(self, ("start", "merge"), "has no server whose model clients start from or report to")
         if self.serverless:
             refuse(self, ("select",), "has no server that selects, and everybody who is there takes part")

@@ -19,7 +19,7 @@ from fedloom.encoding import dense
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
 from fedloom.methods.fedavg import FedAvg
-from fedloom.policies.cut import Whole
+from fedloom.methods.unasked import refuse
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Objective, Slope, Sum
 from fedloom.policies.robust import Robust
@@ -40,12 +40,8 @@ class Scaffold(FedAvg):
     def check(self) -> None:
         """Control variates are about the same parameters at every client."""
         super().check()
-        if not isinstance(self.cut, Whole):
-            raise InputError(
-                "scaffold cannot run under a cut: its control variates need every client to train all units"
-            )
-        if self.filter is not None:
-            raise InputError("scaffold sends control variates, which a filter does not cover; leave [filter] out")
+        refuse(self, ("cut",), "cannot run under a cut: its control variates need every client to train all units")
+        refuse(self, ("filter",), "sends control variates, which a filter does not cover")
         if isinstance(self.merge, Robust):
             raise InputError(
                 f"scaffold adds up control variates, which merge '{name_of(self.merge)}' does not guard: one harmful "

@@ -1,4 +1,4 @@
-"""Slots that a method never asks: what a study puts there would change nothing, and say nothing."""
+"""Slots that a method never asks or cannot go by: what a study puts there is refused, not ignored."""
 
 from __future__ import annotations
 

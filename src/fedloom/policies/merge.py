@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -69,15 +69,8 @@ class Mean:
     )
     by_class: Annotated[bool, "join output rows only from clients that hold the class"] = False
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Nothing more."""
-        return frozenset()
-
-    @property
-    def whole(self) -> bool:
-        """Elements are joined one by one."""
-        return False
+    needs: ClassVar[frozenset[str]] = frozenset()
+    whole: ClassVar[bool] = False
 
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -26,20 +26,9 @@ class Normalised:
     )
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of the server, gamma"] = 0.0
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the steps of a client amount to."""
-        return frozenset({"normaliser"})
-
-    @property
-    def by_class(self) -> bool:
-        """Rows of the output layer are joined like all others."""
-        return False
-
-    @property
-    def whole(self) -> bool:
-        """Elements are joined one by one."""
-        return False
+    needs: ClassVar[frozenset[str]] = frozenset({"normaliser"})
+    by_class: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     def begin(self, server: Server) -> Joined:
         """Nothing added yet."""

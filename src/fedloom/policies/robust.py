@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
@@ -71,15 +71,8 @@ def krum_scores(square: Tensor, attackers: int) -> Tensor:
 class Robust:
     """What these merges share: they look at all reports together."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Nothing more."""
-        return frozenset()
-
-    @property
-    def whole(self) -> bool:
-        """Elements are joined one by one, whoever holds them."""
-        return False
+    needs: ClassVar[frozenset[str]] = frozenset()
+    whole: ClassVar[bool] = False
 
     def begin(self, server: Server) -> Joined:
         """Nothing gathered yet."""
@@ -128,15 +121,8 @@ class Krum(Robust):
     attackers: Annotated[int, Ge(0), "harmful reports in a round that are withstood, f"] = 1
     keep: Annotated[int, Ge(1), "reports that are averaged, m; 1: Krum"] = 1
 
-    @property
-    def by_class(self) -> bool:
-        """A report is taken or left as a whole."""
-        return False
-
-    @property
-    def whole(self) -> bool:
-        """Distances are between whole models."""
-        return True
+    by_class: ClassVar[bool] = False
+    whole: ClassVar[bool] = True  # distances are between whole models
 
     def join(self, server: Server, reports: Sequence[Report]) -> Tensors:
         """The mean of the best; at equality the smaller number of a client comes first, as in the paper."""

@@ -86,7 +86,7 @@ class Stepped(Totals):
         mean, moments = super().result(), dict(self.server.memory.get("merge", {}))
         for name in self.total.keys() - self.server.network.buffers:
             old, voted = self.server.tensors[name], self.count(name) > 0
-            change = mean[name].double() - old.double()
+            change = self.total[name] / self.count(name) - old.double()  # not of the mean that was rounded already
             before: Tensors = moments.get(name) or self.rule.rest(change)
             move, after = self.rule.move(change, before)
             moments[name] = {key: torch.where(voted, value, before[key]) for key, value in after.items()}

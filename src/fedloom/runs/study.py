@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -366,7 +366,7 @@ def _policy(slot: str, given: Open, preset: Any) -> dict[str, Any]:
         raise InputError(f"[{slot}] needs a name; got {oxford(given.fields, 'and')} alone")
     own = type(preset)
     new = checked(f"{slot} '{name_of(preset)}'", own, given.fields)
-    kept = {key: getattr(preset, key) for key in own.__dataclass_fields__ if key not in new}
+    kept = {key: getattr(preset, key) for key in (each.name for each in fields(own)) if key not in new}
     return {slot: own(**kept, **new)}
 
 
