@@ -55,7 +55,7 @@ class Network:
         self.names = tuple(self.module.state_dict())
         _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
-        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[Spot]]] = {}
+        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[Spot], bool | None]] = {}  # and the mode
         self._held: list[Spot] = []  # where the last call's tensors are
         self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
@@ -135,17 +135,20 @@ class Network:
 
     def bound(self, tensors: Tensors, *, training: bool, scaler: bool = False) -> nn.Module:
         """A module that computes with exactly these tensors, until the next call."""
-        key = (training, scaler, *(tensor.shape for tensor in tensors.values()))
+        key = (scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
             # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
             while len(self._skeletons) >= SKELETONS and not self._temporary:
                 self._skeletons.pop(next(iter(self._skeletons)))
-            module = skeleton(self._template(tensors), tensors).train(training)
+            module = skeleton(self._template(tensors), tensors)
             if scaler:
                 self._scale(module, tensors)
             places = [place for path, part in module.named_modules() for place in _places(path, part)]
-            self._skeletons[key] = module, places
-        module, places = self._skeletons[key]
+            self._skeletons[key] = module, places, None
+        # One skeleton serves both modes: sizes that evolve are many, and a copy takes long.
+        module, places, mode = self._skeletons[key]
+        if mode != training:
+            self._skeletons[key] = module.train(training), places, training
         if places is not self._held:  # a skeleton that waits must not keep a model alive: sizes that evolve are many
             for slot, attribute, _ in self._held:
                 slot[attribute] = None
@@ -176,19 +179,26 @@ class Network:
         """Multiply-accumulates of one sample's forward pass at this size."""
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in self._macs:
-            model = self._model(tensors)
-            example = torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device)
-            self._macs[key] = macs(self._template(model), model, example)
+            model = self.bound(self._apart(tensors), training=False)
+            self._macs[key] = macs(model, self._sample[None])
         return self._macs[key]
 
     def saved_bytes(self, tensors: Tensors, batch: int) -> int:
         """Bytes that the forward pass of a batch saves for the backward pass at this size, computed."""
-        model = self._model(tensors)
-        return saved_bytes(self._template(model), model, self.shape, batch)
+        own = self._apart(tensors)
+        return saved_bytes(self.bound(own, training=True), own.values(), self._sample, batch)
 
-    def _model(self, tensors: Tensors) -> Tensors:
-        """Without what a fit trains beside the model."""
-        return {name: tensor for name, tensor in tensors.items() if name in self._shapes}
+    def _apart(self, tensors: Tensors) -> Tensors:
+        """The model's own tensors (a fit may train more) to run it with, which leaves them as they are."""
+        return {
+            name: tensor.clone() if name in self.buffers else tensor.detach().requires_grad_()
+            for name, tensor in tensors.items()
+            if name in self._shapes
+        }
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
 
 def _runs_channels_last(module: nn.Module, shape: tuple[int, ...]) -> bool:

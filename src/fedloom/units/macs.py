@@ -6,17 +6,14 @@ a training step costs three times as much.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-
-from fedloom.units.skeleton import skeleton
 
 __all__ = ["macs"]
 
@@ -41,13 +38,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def macs(module: nn.Module, tensors: Mapping[str, Tensor], example: Tensor) -> int:
-    """Multiply-accumulates of one sample through the model that `tensors` make of the module."""
-    hollow = skeleton(module, tensors).eval()
-    trained = dict(hollow.named_parameters(remove_duplicate=False))
+def macs(model: Callable[[Tensor], object], example: Tensor) -> int:
+    """Multiply-accumulates of one sample through a model in evaluation mode, whose parameters need gradients."""
     # Attention's fused paths hide their products: a parameter that needs a gradient keeps a layer out of one, the
     # choice of kernel out of the others.
-    own = {name: tensor.detach().requires_grad_(name in trained) for name, tensor in tensors.items()}
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), _Counter() as counter:  # type: ignore[no-untyped-call]
-        functional_call(hollow, own, (example,))
+        model(example)
     return int(counter.flops) // 2 // example.shape[0]
