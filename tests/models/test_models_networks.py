@@ -38,6 +38,7 @@ NAMES = [
 SMALL = {
     "alexnet": {"hidden": 64},
     "alexnet_bn": {"hidden": 64},
+    "evo_cifar": {"width": 0.25},
     "resnet18": {"width": 0.25},
     "resnet34": {"width": 0.25},
 }
@@ -143,6 +144,12 @@ def test_evolution_networks_meet_the_published_numbers(
         assert sum(count(layer) for layer in network.modules() if isinstance(layer, kind)) == expected
     assert count(network) == convolutions + linears + norms
     assert macs(network, channels, size) == expected_macs
+
+
+def test_evolution_networks_are_narrowed_everywhere() -> None:
+    network = shape_only("evo_cifar", 3, 10, 32, width=0.1)
+    kept = [layer.weight.shape[0] for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert kept == [7, 20, 39, 26, 26, 410, 103, 10]  # 6.4, 19.2, 38.4, 25.6, 25.6, 409.6, 102.4, rounded up; classes
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,9 +16,19 @@ from torch import nn
 
 from fedloom.errors import InputError
 
-__all__ = ["Positive", "convolution", "dense", "flat_features"]
+__all__ = ["Positive", "Width", "convolution", "dense", "flat_features", "widened"]
 
 Positive = Annotated[int, Field(gt=0)]
+Width = Annotated[float, "factor on the width of every layer", Field(gt=0, allow_inf_nan=False)]
+
+
+def widened(counts: Sequence[int], width: float) -> list[int]:
+    """Counts of channels or neurons times a width, rounded up.
+
+    >>> widened((64, 100), 0.5), widened((100,), 1.1)
+    ([32, 50], [110])
+    """
+    return [max(1, ceil(round(count * width, 6))) for count in counts]  # rounded first: 100 * 1.1 is a little above 110
 
 
 def convolution(

@@ -9,19 +9,14 @@ work at sides n, n/2, n/4, n/8. Blocks are post-activation as in the paper; wher
 
 from __future__ import annotations
 
-from math import ceil
-from typing import Annotated
-
-from pydantic import Field
 from torch import Tensor, nn
 
-from fedloom.models.layers import dense
+from fedloom.models.layers import Width, dense, widened
 from fedloom.registry import register
 
 __all__ = ["BasicBlock", "ResNet18", "ResNet34"]
 
 PAPER = "He et al. 2016, Deep residual learning for image recognition"
-Width = Annotated[float, "factor on every channel count", Field(gt=0, allow_inf_nan=False)]
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -46,8 +41,7 @@ class BasicBlock(nn.Module):
 
 
 def _stem_and_stages(channels: int, depths: tuple[int, ...], width: float) -> tuple[nn.Sequential, nn.Sequential, int]:
-    # Rounded first: 100 * 1.1 is a little above 110.
-    widths = [max(1, ceil(round(64 * 2**stage * width, 6))) for stage in range(len(depths))]
+    widths = widened([64 * 2**stage for stage in range(len(depths))], width)
     stem = nn.Sequential(*_convolution(channels, widths[0], 3), nn.ReLU())
     stages = []
     inputs = widths[0]
