@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedloom.engine.reference import Advance, Reference
@@ -35,10 +36,24 @@ PATIENCE = 16  # steps of a kind before it is recorded: to record and to try a t
 KEPT = 64  # kinds of fits whose tapes are kept
 Values = list[Any]  # what a step reads: tensors, slots, fixed and a list of batches
 aten = torch.ops.aten
+# What takes a tensor's values out of PyTorch without an operation that a recorder would see.
+LOOKS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.untyped_storage}
 
 
 class Untapable(Exception):
     """A step that is more than a row of operations on tensors."""
+
+
+class Unseen(TorchFunctionMode):
+    """Refuses steps that look at values in a way that reaches no kernel."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let all else through."""
+        if func in LOOKS:
+            raise Untapable(f"Tensor.{func.__name__} depends on values")
+        return func(*args, **(kwargs or {}))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -51,6 +66,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.held = fx.Graph(), dict[str, Tensor]()
+        self.before: list[tuple[Tensor, int, Tensor]] = []  # what the step itself holds, its version, its values
         self.nodes = {id(tensor): self.graph.placeholder(f"given{number}") for number, tensor in enumerate(given)}
         self.alive = list(given)  # an id names a tensor only while that lives
 
@@ -61,6 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if _by_value(func, args):
             raise Untapable(f"{func} depends on values")
+        if func is not aten.lift_fresh.default:
+            fx.node.map_aggregate((args, kwargs), self._noted)
         result = func(*args, **kwargs)
         if func is aten.detach.default:  # the same memory under another name, which is autograd's business
             self._name(result, self._node(args[0]))
@@ -91,6 +109,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(value) not in self.nodes:
             self._name(value, self._holding(value))
         return self.nodes[id(value)]
+
+    def _noted(self, value: Any) -> Any:
+        """Remember what a tensor is that nobody made: the step may change it."""
+        if isinstance(value, Tensor) and id(value) not in self.nodes:
+            self.before.append((value, value._version, value.clone()))
+            self._node(value)
+        return value
+
+    def undo(self) -> bool:
+        """Give the tensors that the step itself holds their values back; whether it changed any."""
+        changed = [(tensor, values) for tensor, version, values in self.before if tensor._version != version]
+        for tensor, values in changed:
+            tensor.copy_(values)
+        return bool(changed)
 
     def _holding(self, tensor: Tensor) -> fx.Node:
         name = f"held{len(self.held)}"
@@ -173,10 +205,7 @@ class Taped(Reference):
         leaves = list(_leaves(values))
         try:
             if tape.play is None:
-                tensors, slots, fixed, batches = values
-                with undrawn(), Recorder(leaves) as recorder:
-                    losses = step(self._training, tensors, slots, fixed, batches)
-                tape.play = recorder.tape(losses)
+                tape.play = self._recorded(step, values, leaves)
                 return
             found = [leaf.detach() for leaf in leaves]
             losses = tape.play(*found)
@@ -187,6 +216,19 @@ class Taped(Reference):
         if not tape.trusted:
             tape.refused, tape.play = True, None
             self._say(f"{type(step).__name__} runs step by step: {why}")
+
+    def _recorded(self, step: Step, values: Values, leaves: Sequence[Tensor]) -> Callable[..., Tensor]:
+        """The tape of a step, which leaves no trace of having been recorded."""
+        tensors, slots, fixed, batches = values
+        with Recorder(leaves) as recorder, undrawn(), Unseen():
+            try:
+                losses = step(self._training, tensors, slots, fixed, batches)
+            finally:
+                changes = recorder.undo()
+        if changes:
+            raise Untapable("it changes a tensor that it keeps for itself")
+        play: Callable[..., Tensor] = recorder.tape(losses)
+        return play
 
     def _say(self, text: str) -> None:
         if text not in self._said:
