@@ -272,7 +272,7 @@ class Fit:
     plan: Plan
     fixed: Fixed = field(default_factory=dict)
     kind: int = 0  # which of the study's models it is; a client's requests are about its own
-    spent: float = 0.0  # seconds that the client has been at its task before
+    until: float | None = None  # when its client's time is up, by `perf_counter`
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -68,7 +68,7 @@ def client_of(rows: Sequence[int], network: Network | None = None, images: Image
 class Place:
     """Where the clients' data are: rows of the pictures, by client."""
 
-    filter, merge = None, Mean()
+    filter, merge, deadline = None, Mean(), None
 
     def __init__(
         self, network: Network, images: Images, rows: Sequence[Sequence[int]], jobs: Mapping[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,27 +222,52 @@ def test_a_request_that_fails_does_not_take_others_with_it():
     assert float(fine["samples"].sum()) == 8
 
 
-def test_a_deadline_is_of_the_whole_task():
+def in_a_row(network, client, fit, samples):
+    for _ in range(50):
+        yield fit
+        time.sleep(0.02)
+
+
+def at_once(network, client, fit, samples):
+    yield tuple(fit for _ in range(50))
+
+
+def looking(network, client, fit, samples):
+    yield Measure(network.initial(0), Accuracy(), samples)
+
+
+@pytest.mark.parametrize("asks", [in_a_row, at_once, looking])
+def test_a_deadline_is_of_the_whole_task(asks, monkeypatch):
     network, images = network_of(Plain), images_of()
+    plain = Reference._measure
+    monkeypatch.setattr(Reference, "_measure", lambda self, measure: (time.sleep(0.25), plain(self, measure))[1])
 
     def work(client, task):
-        for _ in range(50):
-            yield Fit(network.initial(0), Descent(CrossEntropy(), SGD()), client.plan(), client.fixed())
-            time.sleep(0.02)
+        fit = Fit(network.initial(0), Slow(CrossEntropy(), SGD()), client.plan(), client.fixed())
+        yield from asks(network, client, fit, client.train)
         return Report()
 
     place = Place(network, images, [range(6)], {"work": work})
-    place.trainer = Reference(network, deadline=0.2)
+    place.deadline = 0.2
+    begin = time.perf_counter()
     (outcome,) = perform(place, [(Task(0, 0), {})])
-    assert outcome.failure.kind == "late"
-    assert "not done after 0.2 s" in outcome.failure.message
+    assert (outcome.failure.kind, outcome.failure.message) == ("late", "not done after 0.2 s")
+    assert time.perf_counter() - begin < 1.0  # all of it would take longer
+
+
+class Slow(Descent):
+    """A step of 20 ms."""
+
+    def __call__(self, *given):
+        time.sleep(0.02)
+        return super().__call__(*given)
 
 
 def test_a_deadline_is_checked_between_steps():
     network = network_of(Plain)
     client = client_of(range(60), network, train=Train(batch_size=1))
     fit = Fit(network.initial(0), Descent.of(CrossEntropy(), Train()), client.plan(), {"lr": client.rate})
-    (late,) = Reference(network, deadline=1e-9).solve([fit])
+    (late,) = Reference(network).solve([replace(fit, until=time.perf_counter())])
     assert isinstance(late, TimeoutError)
 
 

@@ -42,6 +42,7 @@ class Idle:
 
     filter: Callable[[Client, Report], Report] | None = None
     merge: Merge = Mean()
+    deadline: float | None = None
 
     def __init__(self) -> None:
         self.network = Network(partial(build, "lenet5", channels=1, classes=10, size=28), (1, 28, 28), 10)

@@ -64,8 +64,8 @@ class Reference:
 
     window = 1  # how many clients' requests it wants to see at once
 
-    def __init__(self, network: Network, *, deadline: float | None = None) -> None:
-        self.network, self.deadline = network, deadline
+    def __init__(self, network: Network) -> None:
+        self.network = network
         self._memories = Recent[tuple[object, ...], int](SIZES)
         layout = {"channels_last": network.channels_last}
         self._training, self._still = (Eager(network, training=training, **layout) for training in (True, False))
@@ -91,8 +91,8 @@ class Reference:
         advance = self._advance(fit, tensors, slots)
         with seeded(plan.seed, self.network.device), torch.no_grad():
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
-                if self.deadline is not None and fit.spent + perf_counter() - start > self.deadline:
-                    raise TimeoutError(f"not done after {self.deadline:g} s ({number} of {len(plan.steps)} steps)")
+                if fit.until is not None and perf_counter() > fit.until:
+                    raise TimeoutError(f"its time was up after {number} of {len(plan.steps)} steps")
                 batches = [plan.images.batch(row) for row in rows]
                 losses.append(advance(variant, batches))
         # Looked at once, after the last step: nothing in the loop waits for the device.

@@ -156,8 +156,8 @@ class Tape:
 class Taped(Reference):
     """Steps that come often are played from tape; all else is the reference's."""
 
-    def __init__(self, network: Network, *, deadline: float | None = None) -> None:
-        super().__init__(network, deadline=deadline)
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
         self._tapes: dict[object, dict[object, Tape]] = {}
         self._said: set[str] = set()
 

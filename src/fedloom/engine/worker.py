@@ -43,6 +43,10 @@ class Workplace(Protocol):
         """What does the heavy work."""
 
     @property
+    def deadline(self) -> float | None:
+        """Seconds that a task may take."""
+
+    @property
     def filter(self) -> Callable[[Client, Report], Report] | None:
         """What is done to reports before they leave a client."""
 
@@ -86,20 +90,27 @@ class _Job:
         """Hand over the answers to the last requests, and get the next ones."""
         begin = perf_counter()
         try:
+            self._in_time()
             asked = self._next(answers)
             self.single = not isinstance(asked, tuple)
             each = (asked,) if self.single else asked
-            self.requests = tuple(self._placed(request) for request in each)
+            self.requests = tuple(replace(request, kind=self.task.kind) for request in each)
         except StopIteration as stop:
             self.requests, self.report = None, stop.value
         except Exception as error:  # noqa: BLE001 (a client's failure is a value)
             self.requests, self.failure = None, self._failed(error)
         self.seconds += perf_counter() - begin
 
-    def _placed(self, request: Any) -> Any:
-        if isinstance(request, Fit):
-            return replace(request, kind=self.task.kind, spent=self.seconds)
-        return replace(request, kind=self.task.kind)
+    def pressing(self) -> Sequence[Any]:
+        """What it requests now, and until when."""
+        if self.place.deadline is None:
+            return self.requests or ()
+        until = perf_counter() + self.place.deadline - self.seconds
+        return [replace(each, until=until) if isinstance(each, Fit) else each for each in self.requests or ()]
+
+    def _in_time(self) -> None:
+        if self.place.deadline is not None and self.seconds > self.place.deadline:
+            raise TimeoutError(f"not done after {self.place.deadline:g} s")
 
     def _next(self, answers: Sequence[Any]) -> Any:
         if self.generator is None:
@@ -178,7 +189,7 @@ def perform(place: Workplace, tasks: Sequence[tuple[Task, dict[str, Any]]]) -> l
 def _solved(place: Workplace, jobs: Sequence[_Job]) -> Iterator[Any]:
     """The answers to all that they request, in order; the time that took is theirs in equal parts."""
     begin = perf_counter()
-    answers = place.trainer.solve([request for job in jobs for request in job.requests or ()])
+    answers = place.trainer.solve([request for job in jobs for request in job.pressing()])
     for job in jobs:
         job.seconds += (perf_counter() - begin) / len(jobs)
     return iter(answers)

@@ -306,14 +306,19 @@ class World:
 
     def _trainer(self, network: Network) -> Reference:
         """Of the kind that the study says, or that was settled for it."""
-        engine, name = self.study.engine, self.settled.engine.trainer
+        name = self.settled.engine.trainer
         if name == "graphs":
             from fedloom.engine.graphs import Graphs
 
             return Graphs(network)
         if name == "stacked":
             return Stacked(network)
-        return (Taped if name == "taped" else Reference)(network, deadline=engine.deadline)
+        return (Taped if name == "taped" else Reference)(network)
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a task may take."""
+        return self.study.engine.deadline
 
     def elsewhere(self) -> Callable[[], World]:
         """What builds this world in a process that may be on another machine: settings and row numbers, no data."""
