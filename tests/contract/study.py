@@ -72,3 +72,11 @@ def final(result: Result) -> dict[str, Tensor]:
 def rows(result: Result) -> list[dict[str, Any]]:
     """The metrics without what no two runs have in common."""
     return [{k: v for k, v in row.items() if "seconds" not in k} for row in result.rows("metrics")]
+
+
+MEASURED = {"seconds", "peak_memory_bytes"}
+
+
+def ledger(result: Result) -> list[dict[str, Any]]:
+    """The rows of tasks without what is measured."""
+    return [{k: v for k, v in row.items() if k not in MEASURED} for row in result.rows("clients")]

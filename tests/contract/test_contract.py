@@ -13,13 +13,13 @@ from fedloom import wire
 from fedloom.engine.local import Local
 from fedloom.engine.processes import Processes
 from fedloom.engine.states import States
-from fedloom.engine.worker import arrived
 from fedloom.errors import Interrupted
+from fedloom.fleet.outgoing import arrived
 from fedloom.registry import entries, find
 from fedloom.runs import start
 from fedloom.runs.world import World, dataset_of, world_of
 from tests.contract.faults import elsewhere, faulty
-from tests.contract.study import AFRESH, final, rows, run, study_of
+from tests.contract.study import AFRESH, final, ledger, rows, run, study_of
 
 OWN_METHOD = "examples.mymethod:MyMethod"  # written outside the package, in 20 lines
 METHODS = [*sorted(entries("method")), OWN_METHOD]
@@ -88,6 +88,7 @@ def test_engines_agree_bit_for_bit(method, engine, finished, tmp_path):
     assert other.summary["engine"] == engine
     same(final(finished(method)), final(other))
     assert rows(finished(method)) == rows(other)
+    assert ledger(finished(method)) == ledger(other)
 
 
 @every("ray")

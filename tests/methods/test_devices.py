@@ -84,6 +84,23 @@ def test_dropout_is_as_frequent_as_said(tmp_path):
     assert result.summary["failures"] == dropped.sum()
 
 
+def test_who_drops_out_was_sent_the_task_and_stands_in_its_place_on_every_engine(tmp_path):
+    fleet = {"clients": 12, "dropout": 0.3}
+    one, two = (
+        run("fedavg", tmp_path, fleet=fleet, run={"rounds": 2}, engine={"name": name, "workers": 2, "quorum": 0.0})
+        for name in ("local", "processes")
+    )
+    for result in (one, two):
+        found = work(result)
+        assert [entry["client"] for entry in found] == [*range(12)] * 2
+        sent = {entry["failed"]: entry["download_bytes"] for entry in found if entry["client"] < 10}
+        assert sent.keys() == {"", "dropped"}
+        assert sent[""] == sent["dropped"]  # numbers of one digit: tasks are equally long
+    told = ("client", "round", "job", "failed", "download_bytes", "upload_bytes", "virtual_seconds")
+    ledgers = [[[entry[name] for name in told] for entry in result.rows("clients")] for result in (one, two)]
+    assert ledgers[0] == ledgers[1]
+
+
 def test_availability_is_as_frequent_as_said(tmp_path):
     fleet = {"clients": 50, "availability": 0.7}
     result = run(IDLE, tmp_path, fleet=fleet, run={"rounds": 20}, **QUICK)

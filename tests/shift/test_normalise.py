@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from fedloom import wire
 from fedloom.data.levels import count_levels, moments
 from fedloom.engine.local import Local
-from fedloom.engine.worker import arrived
 from fedloom.errors import InputError
+from fedloom.fleet.outgoing import arrived
 from fedloom.runs.world import World
 from fedloom.types import Report, Task
 from tests.methods.tiny import close, far, run, server_of, world

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.engine.local import Local
-from fedloom.engine.worker import arrived
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.outgoing import arrived
 from fedloom.runs.world import World, world_of
 from fedloom.types import Fit, Named, Outcome, Server, Task, Train, Work
 from tests.methods.tiny import study_of

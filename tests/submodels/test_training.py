@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.engine.reference import Eager, Reference
-from fedloom.engine.worker import arrived
 from fedloom.errors import InputError
+from fedloom.fleet.outgoing import arrived
 from fedloom.network import Network
 from fedloom.policies.moments import NormMoments
 from fedloom.policies.objective import CrossEntropy, Masked

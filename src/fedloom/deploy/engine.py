@@ -21,7 +21,8 @@ from fedloom.deploy.roster import PAUSES, Roster, Sent
 from fedloom.engine import memory
 from fedloom.engine.local import solve
 from fedloom.engine.states import States
-from fedloom.engine.worker import Workplace, arrived
+from fedloom.engine.worker import Workplace
+from fedloom.fleet.outgoing import arrived
 from fedloom.types import NEVER, Failure, Moment, Outcome, Report, Server, Task
 
 __all__ = ["Flower"]

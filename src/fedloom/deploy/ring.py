@@ -35,9 +35,9 @@ from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Roster
 from fedloom.deploy.serve import Deployment, Meeting, Say, columns_of, enough, fix, gather, has_server, study_of
 from fedloom.deploy.worlds import ServerWorld, server_data, told
-from fedloom.engine.worker import arrived
 from fedloom.errors import InputError, Interrupted
 from fedloom.fleet.nonsense import nonsense
+from fedloom.fleet.outgoing import arrived
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.start import DEPLOYMENT, plain
 from fedloom.runs.store import STATUS, Store

@@ -12,11 +12,12 @@ from fedloom import wire
 from fedloom.client import Client
 from fedloom.engine import memory
 from fedloom.fleet.nonsense import looked_at
+from fedloom.fleet.outgoing import arrived
 from fedloom.network import Network
 from fedloom.policies.merge import Merge
-from fedloom.types import Failure, Fit, Fitted, Measure, Outcome, Report, Task, Tensors
+from fedloom.types import Failure, Fit, Fitted, Measure, Outcome, Report, Task
 
-__all__ = ["Trainer", "Workplace", "arrived", "perform"]
+__all__ = ["Trainer", "Workplace", "perform"]
 
 
 class Trainer(Protocol):
@@ -60,17 +61,6 @@ class Workplace(Protocol):
 
     def client(self, task: Task, state: dict[str, Any]) -> Client:
         """The client that a task is for."""
-
-
-def arrived(task: Task, network: Network) -> Task:
-    """The task as it reaches the client: the base's parts, cut to the client's units."""
-    if task.base is None:
-        return task
-    parts: dict[str, Tensors] = {}
-    for part, tensors in task.base.items():
-        chosen = tensors if task.only is None else {name: tensors[name] for name in task.only if name in tensors}
-        parts[part] = network.units.take(chosen, task.where) if task.where else chosen
-    return replace(task, base=None, tensors={**parts, **task.tensors})
 
 
 class _Job:

@@ -21,6 +21,7 @@ from fedloom.errors import RunError
 from fedloom.fleet.blocks import Blocks, Joined, Reduction, Summed
 from fedloom.fleet.clock import seconds_of
 from fedloom.fleet.nonsense import nonsense
+from fedloom.fleet.outgoing import Turns, unanswered
 from fedloom.fleet.traces import presence
 from fedloom.network import Network
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -185,8 +186,8 @@ class Fleet:
 
         Reports hold tensors of the client's model, or tensors like these.
         """
-        outcomes, needed = self.engine.run(self._reached(tasks)), self.quorum if quorum is None else quorum
-        return self._stream(outcomes, needed, like)
+        turns, needed = Turns(tasks, self._drops_out), self.quorum if quorum is None else quorum
+        return self._stream(self.engine.run(turns), turns, needed, like)
 
     def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
         """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""
@@ -197,40 +198,45 @@ class Fleet:
             return joined
         settled = self.deadline is None and bool(np.isinf(self._leaves).all())  # nobody will turn out late, or gone
         blocks = self.engine.reduce(merge, server, settled) or Blocks(self.engine.run, partial(merge.begin, server))
-        for report in self._stream(blocks.run(self._reached(tasks)), self.quorum):
+        turns = Turns(tasks, self._drops_out)
+        for report in self._stream(blocks.run(turns), turns, self.quorum):
             blocks.add(report)
         joined.combine(blocks.sums())
         return joined
 
     def ask(self, question: str, tasks: Iterable[Task]) -> Iterator[Report]:
         """Answers to a question; clients that fail to answer are left out."""
-        return self._stream(self.engine.run(replace(task, job=question) for task in tasks), needed=0.0)
+        turns = Turns((replace(task, job=question) for task in tasks), lambda task: False)
+        return self._stream(self.engine.run(turns), turns, needed=0.0)
 
     def solve(self, *requests: Any) -> list[Any]:
         """The server's own heavy work, on `home` data: one answer a request."""
         return self.engine.solve(requests)
 
-    def _reached(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """The tasks whose clients do not drop out."""
+    def _drops_out(self, task: Task) -> bool:
         chance = self.columns.get("dropout")
+        return chance is not None and 0 < chance[task.client] > self.generator("dropout", task.client).random()
+
+    def _silent(self, tasks: Sequence[Task]) -> bool:
+        """Write down who was asked and never reports; whether there is anybody."""
         for task in tasks:
-            if chance is not None and 0 < chance[task.client] > self.generator("dropout", task.client).random():
-                self._fail(Outcome(task.client, task.round, task.stage, task.job), "dropped", "never reported")
-                self._silent = True
-            else:
-                yield task
+            self._fail(unanswered(task, self.networks[task.kind]), "dropped", "never reported")
+        return bool(tasks)
 
     def _fail(self, outcome: Outcome, kind: str, reason: str, trace: str = "") -> None:
         self.failed.append(Failure(outcome.client, outcome.round, outcome.stage, kind, reason, trace))
         self.ledger.append(outcome.entry() | {"virtual_seconds": 0.0, "failed": kind, "reason": reason})
 
-    def _stream(self, outcomes: Iterable[Outcome], needed: float, like: Tensors | None = None) -> Iterator[Report]:
+    def _stream(
+        self, outcomes: Iterable[Outcome], turns: Turns, needed: float, like: Tensors | None = None
+    ) -> Iterator[Report]:
         answered, slowest, before = 0, 0.0, len(self.failed)
-        self._silent = False  # whether somebody never reports: the server cannot know, and waits for the deadline
+        waited = False  # for somebody who never reports: the server cannot know, and waits for the deadline
         # A task does not start from what others of the same call brought: engines pull them ahead by more or less.
         news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
         try:
             for outcome in outcomes:
+                waited |= self._silent(turns.passed())
                 report, failure = outcome.report, outcome.failure
                 if failure is not None or report is None:
                     why = (failure.kind, failure.message, failure.trace) if failure else ("lost", "no report")
@@ -257,9 +263,10 @@ class Fleet:
                 self.ledger.append(outcome.entry() | {"virtual_seconds": seconds, "failed": "", "reason": ""})
                 answered += 1
                 yield report
+            waited |= self._silent(turns.passed())
         finally:
             self._news |= news
-        self.elapsed += self.deadline if self._silent and self.deadline is not None else slowest
+        self.elapsed += self.deadline if waited and self.deadline is not None else slowest
         self.require(answered, answered + len(self.failed) - before, needed)
 
     def require(self, answered: int, asked: int, needed: float) -> None:
