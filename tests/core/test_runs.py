@@ -9,18 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 
 from fedloom.engine.local import Local
-from fedloom.errors import Interrupted
+from fedloom.errors import Interrupted, RunError
+from fedloom.runs import store as store_module
 from fedloom.runs.result import Result
 from fedloom.runs.start import resume
 from fedloom.runs.store import Store
 from fedloom.runs.world import World
-from fedloom.types import Report
+from fedloom.types import Failure, Report
 from tests.contract.study import final, rows, run
 
 ROUNDS = 10
@@ -129,6 +132,8 @@ def test_signals_leave_a_checkpoint_and_say_how_to_go_on(whole, tmp_path, number
     assert "Traceback" not in err
     assert f"fedloom resume {folder}" in err
     assert not (folder / "summary.json").exists()
+    done = json.loads((folder / "checkpoint.json").read_text())["round"]
+    assert pandas.read_parquet(folder / "metrics.parquet")["round"].tolist() == list(range(1, done + 1))
     equal(whole, resume(folder))
 
 
@@ -278,6 +283,30 @@ def test_dropout_is_drawn_as_in_the_uninterrupted_run(tmp_path, monkeypatch, eng
 def test_float64_runs(tmp_path):
     result = run("fedavg", tmp_path, **{**STUDY, "engine": {"precision": "float64"}, "run": {"rounds": 1}})
     assert result.summary["failures"] == 0
+
+
+def test_tables_are_made_once_whatever_the_number_of_checkpoints(tmp_path, monkeypatch):
+    made, plain = [], store_module.write_parquet
+    monkeypatch.setattr(store_module, "write_parquet", lambda *given: (made.append(given[1]), plain(*given)))
+    result = run("fedavg", tmp_path, **STUDY | {"run": {"rounds": 4, "checkpoint_every": 1}})
+    assert made == ["metrics", "clients"]
+    found = [pandas.read_parquet(result.folder / f"{name}.parquet") for name in made]
+    assert [len(table) for table in found] == [len(result.rows(name)) for name in made]
+
+
+def test_a_run_that_fails_leaves_its_tables(tmp_path, monkeypatch):
+    plain = Local.run
+
+    def failing(self, tasks):
+        for outcome in plain(self, tasks):
+            bad = Failure(outcome.client, outcome.round, 0, "raised", "no")
+            yield outcome if outcome.round < 2 else replace(outcome, report=None, failure=bad)
+
+    monkeypatch.setattr(Local, "run", failing)
+    with pytest.raises(RunError, match="quorum"):
+        run("fedavg", tmp_path, **STUDY)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert pandas.read_parquet(folder / "metrics.parquet")["round"].tolist() == [1, 2]
 
 
 def test_a_half_written_line_is_not_a_row(whole, tmp_path):

@@ -80,11 +80,16 @@ class Experiment:
                     if self.server.round > self.furthest:
                         self.furthest, self.redone = self.server.round, 0
                     watch(row)
+                self.store.tabulate()
             except KeyboardInterrupt:
                 self._checkpoint()
+                self.store.tabulate()
                 raise Interrupted(
                     self.store.folder, self.signals.received[-1] if self.signals.received else signal.SIGINT
                 ) from None
+            except RunError:
+                self.store.tabulate()
+                raise
         study, final = self.study, self.method.model(self._completed())
         if final is not None:
             self.store.save_model(final)
