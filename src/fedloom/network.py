@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cached_property
+from sys import maxsize
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ __all__ = ["Network"]
 SKELETONS = 1024
 SIZES = 4096  # of sub-models whose costs and shapes are remembered
 Spot = tuple[dict[str, Tensor | None], str, str]  # where a module keeps a tensor: dict, key, the tensor's name
+Skeleton = tuple[nn.Module, list[Spot], bool | None]  # with its mode
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -55,9 +57,10 @@ class Network:
         self.names = tuple(self.module.state_dict())
         _refuse_ties(self.module)
         self.buffers = frozenset(name for name, _ in self.module.named_buffers())
-        self._skeletons: dict[tuple[object, ...], tuple[nn.Module, list[Spot], bool | None]] = {}  # and the mode
+        # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
+        lasting = any(part._non_persistent_buffers_set for part in self.module.modules())
+        self._skeletons = Recent[tuple[object, ...], Skeleton](maxsize if lasting else SKELETONS)
         self._held: list[Spot] = []  # where the last call's tensors are
-        self._temporary = any(part._non_persistent_buffers_set for part in self.module.modules())
         self._initial: dict[int, Tensors] = {}
         self._scalars = Recent[float, Tensor](64)
         self._masks = Recent[bytes, Tensor](1024)
@@ -137,9 +140,6 @@ class Network:
         """A module that computes with exactly these tensors, until the next call."""
         key = (scaler, *(tensor.shape for tensor in tensors.values()))
         if key not in self._skeletons:
-            # Sizes that evolve are new in every round. Buffers that a skeleton alone holds may be in a captured step.
-            while len(self._skeletons) >= SKELETONS and not self._temporary:
-                self._skeletons.pop(next(iter(self._skeletons)))
             module = skeleton(self._template(tensors), tensors)
             if scaler:
                 self._scale(module, tensors)

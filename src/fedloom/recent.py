@@ -11,17 +11,29 @@ Kept = TypeVar("Kept")
 
 
 class Recent(dict[Key, Kept]):
-    """A dict of at most so many entries; the one that was made first goes first.
+    """A dict of at most so many entries; the one that was not used for longest goes first.
 
     >>> cache = Recent(2)
-    >>> cache[1], cache[2], cache[3] = "a", "b", "c"
-    >>> cache
-    {2: 'b', 3: 'c'}
+    >>> cache[1], cache[2] = "a", "b"
+    >>> cache[1], cache.setdefault(3, "c"), cache
+    ('a', 'c', {1: 'a', 3: 'c'})
     """
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
+
+    def __getitem__(self, key: Key) -> Kept:
+        """Used now."""
+        value = self.pop(key)
+        super().__setitem__(key, value)
+        return value
+
+    def setdefault(self, key: Key, value: Kept) -> Kept:
+        """What is there, or else this."""
+        if key not in self:
+            self[key] = value
+        return self[key]
 
     def __setitem__(self, key: Key, value: Kept) -> None:
         """Make room first."""

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from fedloom.client import batches_of
-from fedloom.engine.reference import Eager, Reference
+from fedloom.engine.reference import Eager, Reference, trained
 from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.engine.undrawn import undrawn
 from fedloom.network import Network
 from fedloom.seeds import seeded
-from fedloom.types import Fit, Fitted, Images, Measure, Request, Tensors
+from fedloom.types import Fit, Fitted, Images, Measure, Plan, Request, Tensors
 
 __all__ = ["Graphs"]
 
@@ -101,10 +101,7 @@ class Machine:
             self.fixed: Mapping[str, Any] = self.stack.joint.fixed
         else:
             self.tensors = {name: tensor.detach().clone() for name, tensor in first.tensors.items()}
-            for name, tensor in self.tensors.items():
-                tensor.requires_grad_(tensor.is_floating_point() and name not in network.buffers)
-            trained = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
-            self.slots = self.variants[0].slots(trained)
+            self.slots = self.variants[0].slots(trained(self.tensors, network))
             self.fixed = {name: _clone(value) for name, value in first.fixed.items()}
         self.first_slots = {kind: {n: t.clone() for n, t in slot.items()} for kind, slot in self.slots.items()}
 
@@ -171,6 +168,12 @@ class Machine:
         with undrawn():
             self.advance(kind)
             self.graphs[kind] = self.lane.record(lambda: self.advance(kind))
+
+
+def _means(plan: Plan, loss: float, squared: float) -> tuple[float, float]:
+    """Of the sums of all losses, and of the squared ones of the first epoch."""
+    sizes = [each[0] for each in plan.sizes]
+    return loss / sum(sizes), squared / sum(sizes[: plan.epoch])
 
 
 def said(error: Exception) -> str:
@@ -240,9 +243,10 @@ class Gauge:
                 self._load(measure.tensors)
             for total in self.sums.values():
                 total.zero_()
-            for rows in batches:
-                self.rows[len(rows)].copy_(rows, non_blocking=True)
-                self.graphs[len(rows)].replay()
+            with seeded(0, self.images.x.device):  # as the reference: dropout in training mode
+                for rows in batches:
+                    self.rows[len(rows)].copy_(rows, non_blocking=True)
+                    self.graphs[len(rows)].replay()
             found = {name: total.clone() for name, total in self.sums.items()}
         main.wait_stream(self.lane.stream)
         return found
@@ -475,17 +479,9 @@ class Graphs(Reference):
         seconds = (perf_counter() - begin) / max(1, len(done))
         fits = [(number, fit) for _, job in now for number, fit in zip(job.numbers, job.fits, strict=True)]
         return {
-            number: self._fitted(fit, tensors, loss, squared, seconds)
+            number: self._fitted(fit, tensors, *_means(fit.plan, loss, squared), seconds)
             for (number, fit), tensors, loss, squared in zip(fits, done, losses, squares, strict=True)
         }
-
-    def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
-        sizes = [each[0] for each in fit.plan.sizes]
-        samples, early = sum(sizes), sum(sizes[: fit.plan.epoch])
-        macs, forward = self._cost(fit)
-        return Fitted(
-            tensors, len(sizes), samples, loss / samples, squared / early, macs, seconds, self._memory(fit), forward
-        )
 
     @torch.no_grad()
     def _unload(self, machine: Machine, job: _Job) -> tuple[list[Tensors], Tensor]:

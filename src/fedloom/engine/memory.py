@@ -1,4 +1,7 @@
-"""Peak memory of this process where the system tells it (Linux; else None), or of a GPU: of a task, and of a run."""
+"""Peak memory of this process where the system tells it (Linux; else None), or of a GPU: of a task, and of a run.
+
+And what a training step needs, computed: that is a device's, whatever simulates it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["begin", "highest", "peak", "reset", "resident_peak"]
+from fedloom.network import Network
+from fedloom.types import Fit, Tensors
+
+__all__ = ["begin", "highest", "peak", "reset", "resident_peak", "step_bytes"]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CPU = torch.device("cpu")
@@ -53,3 +59,11 @@ def _restart(device: torch.device) -> None:
         CLEAR.write_text("5")
     except OSError:  # not Linux, or not allowed: the peak since the process began is then the best there is
         return
+
+
+def step_bytes(fit: Fit, moving: Tensors, network: Network) -> int:
+    """Bytes of a fit's largest step: its tensors, gradients of those that move, slots and saved activations."""
+    step, largest = fit.steps[-1], max(sizes[0] for sizes in fit.plan.sizes)
+    slots = [tensor for slot in step.slots(moving).values() for tensor in slot.values()]
+    held = sum(tensor.nbytes for tensor in (*fit.tensors.values(), *moving.values(), *slots))
+    return held + network.saved_bytes(step.seen(fit.tensors, fit.fixed), largest)

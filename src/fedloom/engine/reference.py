@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.client import batches_of
+from fedloom.engine.memory import step_bytes
 from fedloom.errors import ClientError
 from fedloom.network import SIZES, Network
 from fedloom.recent import Recent
@@ -18,7 +19,7 @@ from fedloom.seeds import seeded
 from fedloom.types import Batch, Fit, Fitted, Measure, Points, Request, Tensors
 from fedloom.units import tapped
 
-__all__ = ["Eager", "Reference"]
+__all__ = ["Eager", "Reference", "told", "trained"]
 
 T = TypeVar("T")
 Advance = Callable[[int, Sequence[Batch]], Tensor]  # the number of the step, its batches: the samples' losses
@@ -59,6 +60,22 @@ class Eager:
         return dict(zip(leaves, grads, strict=True)), rest
 
 
+def trained(tensors: Tensors, network: Network) -> Tensors:
+    """Those of a fit's tensors that training changes by gradients, which they ask for from now on."""
+    names = [name for name, tensor in tensors.items() if tensor.is_floating_point() and name not in network.buffers]
+    return {name: tensors[name].requires_grad_() for name in names}
+
+
+def told(losses: list[Tensor], epoch: int) -> tuple[float, float]:
+    """Mean of the samples' losses over all steps, and of their squares over those of the first epoch.
+
+    Looked at once, after the last step: nothing in the loop waits for the device.
+    """
+    every, first = torch.cat(losses).double(), torch.cat(losses[:epoch]).double()
+    loss, squared = torch.stack([every.mean(), first.square().mean()]).tolist()
+    return loss, squared
+
+
 class Reference:
     """Eager, obviously right."""
 
@@ -86,8 +103,7 @@ class Reference:
     def _fit(self, fit: Fit) -> Fitted:
         start, plan = perf_counter(), fit.plan
         tensors = {name: self._copied(tensor.detach()) for name, tensor in fit.tensors.items()}
-        trained = {name: each.requires_grad_() for name, each in tensors.items() if self._trainable(name, each)}
-        slots, losses = fit.steps[0].slots(trained), list[Tensor]()
+        slots, losses = fit.steps[0].slots(trained(tensors, self.network)), list[Tensor]()
         advance = self._advance(fit, tensors, slots)
         with seeded(plan.seed, self.network.device), torch.no_grad():
             for number, (rows, variant) in enumerate(zip(plan.steps, plan.variants, strict=True)):
@@ -95,17 +111,18 @@ class Reference:
                     raise TimeoutError(f"its time was up after {number} of {len(plan.steps)} steps")
                 batches = [plan.images.batch(row) for row in rows]
                 losses.append(advance(variant, batches))
-        # Looked at once, after the last step: nothing in the loop waits for the device.
-        all_losses, first = torch.cat(losses).double(), torch.cat(losses[: plan.epoch]).double()
-        loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
         # What leaves the trainer is laid out as ever: it gives the same bits wherever it travelled.
         done = {
             name: self._copied(tensor.detach(), torch.contiguous_format) if tensor.ndim == 4 else tensor.detach()
             for name, tensor in tensors.items()
         }
-        seconds = perf_counter() - start
+        return self._fitted(fit, done, *told(losses, plan.epoch), perf_counter() - start)
+
+    def _fitted(self, fit: Fit, tensors: Tensors, loss: float, squared: float, seconds: float) -> Fitted:
+        """The answer to a fit."""
+        steps, samples = len(fit.plan.steps), sum(sizes[0] for sizes in fit.plan.sizes)
         macs, forward = self._cost(fit)
-        return Fitted(done, len(plan.steps), len(all_losses), loss, squared, macs, seconds, self._memory(fit), forward)
+        return Fitted(tensors, steps, samples, loss, squared, macs, seconds, self._memory(fit), forward)
 
     def _advance(self, fit: Fit, tensors: Tensors, slots: dict[str, Tensors]) -> Advance:
         """How a step of this fit is done."""
@@ -117,9 +134,6 @@ class Reference:
         turned = self.network.channels_last and tensor.ndim == 4
         return tensor.clone(memory_format=layout if turned else torch.preserve_format)
 
-    def _trainable(self, name: str, tensor: Tensor) -> bool:
-        return tensor.is_floating_point() and name not in self.network.buffers
-
     def _cost(self, fit: Fit) -> tuple[int, int]:
         """Multiply-accumulates of all passes, a backward one costing two forward ones; and of one sample forward."""
         forward = [self.network.macs(step.seen(fit.tensors, fit.fixed)) for step in fit.steps]
@@ -128,15 +142,11 @@ class Reference:
         return round(total), round(sum(once) / sum(sizes[0] for sizes in fit.plan.sizes))
 
     def _memory(self, fit: Fit) -> int:
-        """Bytes of the largest step, once a signature: the tensors, their gradients, slots and saved activations."""
-        steps, largest = fit.steps, max(sizes[0] for sizes in fit.plan.sizes)
-        key = (largest, len(steps), tuple(tensor.shape for tensor in fit.tensors.values()))
+        """Bytes of the largest step, computed once a signature."""
+        key = (max(fit.plan.sizes), len(fit.steps), tuple(tensor.shape for tensor in fit.tensors.values()))
         if key not in self._memories:
-            trained = {name: tensor for name, tensor in fit.tensors.items() if self._trainable(name, tensor)}
-            slots = [tensor for slot in steps[-1].slots(trained).values() for tensor in slot.values()]
-            held = sum(tensor.nbytes for tensor in (*fit.tensors.values(), *trained.values(), *slots))
-            seen = steps[-1].seen(fit.tensors, fit.fixed)
-            self._memories[key] = held + self.network.saved_bytes(seen, largest)
+            own = {name: tensor.detach() for name, tensor in fit.tensors.items()}
+            self._memories[key] = step_bytes(fit, trained(own, self.network), self.network)
         return self._memories[key]
 
     @torch.no_grad()

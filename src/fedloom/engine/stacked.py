@@ -11,7 +11,7 @@ On a GPU the batched step is captured (`engine/graphs.py`); on a CPU it runs as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.engine.reference import Eager, Reference
+from fedloom.engine.reference import Eager, Reference, told, trained
 from fedloom.network import Network
 from fedloom.seeds import seeded
 from fedloom.steps import Descent
@@ -95,13 +95,10 @@ class Stack:
         if not isinstance(step, Descent):
             raise TypeError("only a descent can be stacked")
         self.tensors = {name: torch.stack([fit.tensors[name].detach() for fit in fits]) for name in fits[0].tensors}
-        for name, tensor in self.tensors.items():
-            tensor.requires_grad_(tensor.is_floating_point() and name not in network.buffers)
-        trained = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
         # A single number, such as how many steps were taken, is each client's own too.
         self.slots = {
             kind: {name: each if each.ndim else each.repeat(len(fits)) for name, each in slot.items()}
-            for kind, slot in step.slots(trained).items()
+            for kind, slot in step.slots(trained(self.tensors, network)).items()
         }
         self.joint = _Joint(step, *stack_fixed(fits))
 
@@ -169,17 +166,6 @@ def _clip_each(grads: Tensors, limit: float, clients: int) -> None:
     grads.update({name: grad * scale.reshape(-1, *(1,) * (grad.ndim - 1)) for name, grad in grads.items()})
 
 
-def gathered(
-    fit: Fit, tensors: Tensors, losses: Iterable[Tensor], cost: tuple[int, int], seconds: float, memory: int
-) -> Fitted:
-    """A fit's answer from the losses of its steps, in order."""
-    found = list(losses)
-    all_losses, first = torch.cat(found).double(), torch.cat(found[: fit.plan.epoch]).double()
-    loss, squared = torch.stack([all_losses.mean(), first.square().mean()]).tolist()
-    macs, forward = cost
-    return Fitted(tensors, len(fit.plan.steps), len(all_losses), loss, squared, macs, seconds, memory, forward)
-
-
 class Stacked(Reference):
     """Clients of equal shape as one batched step; whatever cannot be stacked runs as in the reference."""
 
@@ -218,6 +204,6 @@ class Stacked(Reference):
         seconds = (perf_counter() - begin) / len(fits)
         done = [{name: t[client].detach().clone() for name, t in stack.tensors.items()} for client in range(len(fits))]
         return [
-            gathered(fit, tensors, each, self._cost(fit), seconds, self._memory(fit))
+            self._fitted(fit, tensors, *told(each, fit.plan.epoch), seconds)
             for fit, tensors, each in zip(fits, done, losses, strict=True)
         ]

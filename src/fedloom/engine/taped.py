@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedloom.engine.reference import Advance, Reference
 from fedloom.engine.undrawn import undrawn
 from fedloom.network import Network
+from fedloom.recent import Recent
 from fedloom.types import Batch, Fit, Step, Tensors
 
 __all__ = ["Taped"]
@@ -158,7 +159,7 @@ class Taped(Reference):
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
-        self._tapes: dict[object, dict[object, Tape]] = {}
+        self._tapes = Recent[object, dict[object, Tape]](KEPT)
         self._said: set[str] = set()
 
     def close(self) -> None:
@@ -169,7 +170,7 @@ class Taped(Reference):
         """Steps of a fit by their tapes, as far as there are any."""
         live, values = super()._advance(fit, tensors, slots), [tensors, slots, dict(fit.fixed)]
         try:
-            tapes = self._of((fit.steps, _layout(values)))
+            tapes = self._tapes.setdefault((fit.steps, _layout(values)), defaultdict(Tape))
         except TypeError as error:
             self._say(f"{type(fit.step).__name__} runs step by step: {error}")
             return live
@@ -192,13 +193,6 @@ class Taped(Reference):
             return losses
 
         return advance
-
-    def _of(self, key: object) -> dict[object, Tape]:
-        """The tapes of a kind of fits, by variant and shape of the batches."""
-        tapes = self._tapes[key] = self._tapes.pop(key, defaultdict(Tape))
-        while len(self._tapes) > KEPT:
-            self._tapes.pop(next(iter(self._tapes)))
-        return tapes
 
     def _try(self, tape: Tape, step: Step, values: Values, truth: Sequence[Tensor]) -> None:
         """Record a step on values of its own, or see whether its tape makes of them what the step made."""

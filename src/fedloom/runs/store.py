@@ -1,9 +1,9 @@
 """The folder of a run: valid from the start, never half written.
 
-study.json, environment.json and split.npz are there before the first round. Metrics are appended as lines, and
-made into parquet when the run ends, is interrupted or fails. A checkpoint is a manifest that names immutable files (the server,
-the fleet, one a changed client) and is renamed into place last, so a run that is killed anywhere goes on from its last
-checkpoint.
+study.json, environment.json and split.npz are there before the first round. Metrics are appended as lines, and made
+into parquet when the run ends, is interrupted or fails. A checkpoint is a manifest that names immutable files (the
+server, the fleet, one a changed client) and is renamed into place last, so a run that is killed anywhere goes on from
+its last checkpoint.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedloom.copies import to_device, to_host
 from fedloom.errors import InputError, choose
+from fedloom.recent import Recent
 
 __all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
 
@@ -97,13 +98,13 @@ class Units:
         for axis in _join(groups, [group.spans for group in groups]):
             self.axes[axis.owner] = (*self.axes.get(axis.owner, ()), axis)
         self._shapes = dict(shapes)
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans = Recent[tuple[object, ...], Plan](PLANS_KEPT)
         self._points: dict[torch.device, list[Point]] = {}
         self._placed: dict[tuple[str, torch.device], list[Tensor]] = {}
 
     def __getstate__(self) -> dict[str, object]:
         # Plans may hold a thousand vectors, even on a GPU; another process makes its own.
-        return {**self.__dict__, "_plans": {}, "_points": {}, "_placed": {}}
+        return {**self.__dict__, "_plans": Recent(PLANS_KEPT), "_points": {}, "_placed": {}}
 
     def units_of(self, name: str, device: torch.device) -> list[Tensor]:
         """The unit of each position of a tensor's axes that can be cut (one behind the last: of none), on a device."""
@@ -222,8 +223,6 @@ class Units:
         if unknown := where.keys() - self.sizes.keys():
             raise choose("group", min(unknown), self.sizes)
         if key not in self._plans:
-            while len(self._plans) >= PLANS_KEPT:
-                self._plans.pop(next(iter(self._plans)))
             keep = self.keep(where)
             cut = {name: [(axis.dim, keep[axis.unit]) for axis in axes] for name, axes in self.axes.items()}
             plan: Plan = {
