@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedloom.batches import sizes_of, stream
 from fedloom.copies import to_device
 from fedloom.encoding import dense
 from fedloom.network import Network
 from fedloom.seeds import seed_of, torch_generator
 from fedloom.types import Images, Plan, Samples, Task, Tensors, Train, Where
 
-__all__ = ["Client", "batches_of"]
+__all__ = ["Client"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +117,12 @@ class Client:
         chosen = torch.randperm(len(rows), generator=self.generator(purpose))[:count]
         return replace(self.train, rows=rows[chosen.to(rows.device)])
 
+    def amount(self, train: Train) -> int:
+        """How many epochs, or steps, it does in this round: all of them, or where work is uneven as chance will."""
+        if not train.uneven or torch.rand((), generator=(draw := self.generator("work"))) >= train.uneven:
+            return train.most
+        return int(torch.randint(min(train.least, train.most), train.most + 1, (), generator=draw))
+
     def normed(self, part: Samples) -> Samples:
         """A part that batch norm can go by: a single sample is there twice where there are norm layers."""
         return replace(part, rows=part.rows.repeat(2)) if len(part) == 1 and self.network.norms else part
@@ -142,7 +148,8 @@ class Client:
         train, generator = train or self.task.train, self.generator(f"plan {purpose}")
         uses = {id(part): sum(part is other for other in parts) for part in parts}
         epoch = max(1, len(sizes_of(len(parts[0]), train.batch_size)) // uses[id(parts[0])])
-        number = train.steps if train.steps is not None else train.epochs * epoch
+        amount = self.amount(train)
+        number = amount * epoch if train.steps is None else amount
         apart = len(uses) > 1 and any(part.augment for part in parts)  # then each has copies of its own
         pools = {id(part): self._pool(part, -(-number // epoch), generator, apart) for part in parts}
         images, start = pools[id(parts[0])][0], 0
@@ -153,7 +160,7 @@ class Client:
                 pools[key] = pool, [each + start for each in rows]
                 start += len(pool.x)
         streams = {
-            key: _batches(pool, train.batch_size, generator, uses[key], shuffle) for key, (_, pool) in pools.items()
+            key: stream(pool, train.batch_size, generator, uses[key], shuffle) for key, (_, pool) in pools.items()
         }
         steps = [tuple(next(streams[id(part)]) for part in parts) for _ in range(number)]
         drawn = torch.randint(variants, (number,), generator=generator).tolist() if variants > 1 else [0] * number
@@ -170,35 +177,3 @@ class Client:
         copies = torch.cat([seen(part.images.x[own], generator) for _ in range(epochs)])
         images = replace(part.images, x=copies, y=part.images.y[own].repeat(epochs), own=True)
         return images, [torch.arange(len(own)) + number * len(own) for number in range(epochs)]
-
-
-def _batches(
-    pool: Sequence[Tensor], size: int, generator: torch.Generator, uses: int, shuffle: bool
-) -> Iterator[Tensor]:
-    """Epoch after epoch over the pool's rows, each shuffled or in order; after the last, the last again."""
-    for number in count():
-        rows = pool[min(number, len(pool) - 1)]
-        order = rows[torch.randperm(len(rows), generator=generator)] if shuffle else rows
-        batches = batches_of(order, size)
-        # Batches of one step come from one permutation, so that they share no sample: smaller ones where there are few
-        # samples, unless these would be single.
-        if len(batches) < uses <= len(order) // 2:
-            batches = list(order.tensor_split(uses))
-        yield from batches[: max(uses, len(batches) // uses * uses)]
-
-
-def batches_of(rows: Tensor, size: int) -> list[Tensor]:
-    """Rows in batches."""
-    return list(torch.split(rows, sizes_of(len(rows), size)))
-
-
-def sizes_of(number: int, size: int) -> list[int]:
-    """How so many rows are batched: the last batch is short; one of a single row joins the one before it.
-
-    >>> sizes_of(9, 4), sizes_of(10, 4)
-    ([4, 5], [4, 4, 2])
-    """
-    sizes = [size] * (number // size) + ([number % size] if number % size else [])
-    if size > 1 and len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [size + 1]
-    return sizes

@@ -53,6 +53,13 @@ class Train:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    uneven: float = 0.0  # share of the clients that do less, an amount of their own from `least` up
+    least: int = 1  # epochs, or steps
+
+    @property
+    def most(self) -> int:
+        """Epochs, or steps, of a client that does all."""
+        return self.epochs if self.steps is None else self.steps
 
 
 @travels

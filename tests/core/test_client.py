@@ -268,3 +268,34 @@ def test_a_file_left_by_a_killed_checkpoint_does_not_stand_for_another_version(t
     again.propose(1, (0, 0), state(2))
     files = again.checkpoint(tmp_path, {1: (0, 0)})
     assert value_of(wire.load(tmp_path / files["1"])) == 2
+
+
+def steps_of(number: int, train: Train, **task) -> int:
+    return len(client_of(range(40), train=train, client=number, **task).plan().steps)
+
+
+def test_uneven_work_is_each_clients_draw_anew_in_every_round():
+    train = Train(batch_size=10, epochs=5, uneven=1.0, least=2)
+    done = [[steps_of(number, train, round=round) for number in range(60)] for round in range(2)]
+    assert {steps for row in done for steps in row} == {8, 12, 16, 20}  # two to five epochs of four batches
+    assert done[0] != done[1]
+    assert done[0] == [steps_of(number, train, round=0) for number in range(60)]
+
+
+def test_a_share_of_the_clients_does_less():
+    even, uneven = Train(batch_size=10, epochs=4), Train(batch_size=10, epochs=4, uneven=0.5)
+    done = [steps_of(number, uneven) for number in range(400)]
+    less = sum(steps < 16 for steps in done) / 400  # three of four amounts are less than all
+    assert abs(less - 0.5 * 0.75) < 4 * (0.375 * 0.625 / 400) ** 0.5
+    assert {steps_of(number, even) for number in range(20)} == {16}
+    assert {steps_of(number, Train(batch_size=10, steps=3, uneven=1.0)) for number in range(40)} == {1, 2, 3}
+
+
+def test_the_batches_of_who_does_less_are_the_first_of_those_of_all():
+    """What is trained on depends on the amount in nothing but its length."""
+    all_of_it, less = (
+        client_of(range(40), train=Train(batch_size=10, epochs=6, uneven=share), round=1, client=5).plan().steps
+        for share in (0.0, 1.0)
+    )
+    assert len(less) < len(all_of_it)
+    assert all(torch.equal(one, two) for (one,), (two,) in zip(all_of_it, less, strict=False))

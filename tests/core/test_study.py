@@ -268,3 +268,16 @@ def test_resume_of_a_damaged_checkpoint_is_a_sentence(stopped, command):
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(InputError, match="is not the folder of a run"):
         Store.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({"epochs": 3, "uneven": 1.0, "least": 4}, "train.least is 4 epochs, but all that a client does is"),
+        ({"steps": 2, "uneven": 1.0, "least": 4}, "train.least is 4 steps"),
+        ({"epochs": 3, "least": 2}, "train.uneven = 0 says that nobody does less"),
+    ],
+)
+def test_uneven_work_that_could_not_be_is_refused(train, words):
+    with pytest.raises(InputError, match=words):
+        resolve({"train": train})

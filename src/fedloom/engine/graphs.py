@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.client import batches_of
+from fedloom.batches import batches_of
 from fedloom.engine.reference import Eager, Reference, trained
 from fedloom.engine.stacked import Beat, Stack, room, shared_images, signature, stackable, timetable, wasted
 from fedloom.engine.undrawn import undrawn

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedloom.client import batches_of
+from fedloom.batches import batches_of
 from fedloom.engine.memory import step_bytes
 from fedloom.errors import ClientError
 from fedloom.network import SIZES, Network

@@ -14,7 +14,7 @@ from fedloom.methods.unasked import refuse
 from fedloom.policies.select import First, Select
 from fedloom.registry import register
 from fedloom.steps import Descent
-from fedloom.types import Fit, Report, Server, Task, Work
+from fedloom.types import Fit, Report, Server, Task, Train, Work
 
 __all__ = ["Central", "Local", "in_one_place"]
 
@@ -54,6 +54,11 @@ class Central(FedAvg):
         super().check()
         in_one_place(self.select, "central")
         refuse(self, ("start", "merge"), "trains one model in one place, which starts from itself and joins nothing")
+
+    def takes(self, train: Train) -> None:
+        """Nobody does less than others where there is only one."""
+        if train.uneven:
+            raise InputError("central trains in one place, where nobody does less than others; leave train.uneven out")
 
 
 def in_one_place(select: Select, method: str) -> None:

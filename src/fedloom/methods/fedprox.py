@@ -2,7 +2,7 @@
 
 Equation 2: the local objective plus mu / 2 ||w - w_t||^2, from the first step of every round and over all trained
 tensors. Known ports differ: some take the norm without the square, some skip the first batch of each epoch. The paper's
-clients that do less work are the study's `steps` and deadlines.
+clients that do less work are the study's (`train.uneven`).
 """
 
 from __future__ import annotations

@@ -512,6 +512,8 @@ def _words(groups: Sequence[Group]) -> str:
     study, made = studies[0], runs[0].environment
     train, seeds = study.train, len({run.seed for run in runs})
     work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
+    if train.uneven:
+        work += f" (a share of {train.uneven:g} of the clients, drawn anew in each round, from {train.least} up)"
     fraction = study.select.fields.get("fraction")
     cohort = "all clients train" if fraction in (None, 1.0) else f"a share of {fraction:g} of the clients trains"
     parts = [

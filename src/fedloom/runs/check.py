@@ -33,9 +33,9 @@ def estimate(world: World) -> dict[str, Any]:
     fraction = float(getattr(world.method.select, "fraction", 1.0))
     cohort = 1 if world.method.pooled else max(1, round(fraction * study.fleet.clients))
     sizes = world.split.train.sizes.sum(keepdims=True) if world.method.pooled else world.split.train.sizes
-    samples = sizes.mean() * study.train.epochs
-    if study.train.steps is not None:
-        samples = study.train.steps * study.train.batch_size
+    train = study.train
+    done = 1 - train.uneven / 2 * (1 - train.least / (train.steps or train.epochs))  # of all work, on average
+    samples = done * (train.steps * train.batch_size if train.steps else sizes.mean() * train.epochs)
     steps = np.ceil(samples / study.train.batch_size) * cohort
     kinds = world.columns.get("kind", np.zeros(study.fleet.clients, np.int64))
     dealt = np.bincount(kinds, minlength=len(world.networks))

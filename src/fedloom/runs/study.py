@@ -97,6 +97,8 @@ class Training(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None
+    uneven: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the clients, drawn each round, that do less
+    least: Positive = 1  # epochs, or steps, that such a client does at least: it draws between this and all
     schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
     decay: Annotated[float, Field(ge=0, le=1)] = (
         0.1  # step: at each milestone; exponential: each round; cosine: the end
@@ -226,7 +228,7 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
     checks: list[Callable[[], object]] = [
         lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
         lambda: named("fleet", study), lambda: named("model", study), lambda: _engine(study),
-        lambda: _augmentation(study), lambda: _mixed(study),
+        lambda: _augmentation(study), lambda: _mixed(study), lambda: _work(study),
     ]  # fmt: skip
     for check in checks:
         try:
@@ -274,6 +276,19 @@ def _mixed(study: Study) -> None:
         raise InputError(
             f"{name} joins or hands on the tensors of one model, but [model] names {len(study.model.each)}: "
             f"{study.model.label}; name one, or use {oxford(able)}"
+        )
+
+
+def _work(study: Study) -> None:
+    """Refuse uneven work that could not be."""
+    train = study.train
+    what, most = ("epochs", train.epochs) if train.steps is None else ("steps", train.steps)
+    if train.least > most:
+        raise InputError(f"train.least is {train.least} {what}, but all that a client does is train.{what} = {most}")
+    if train.least > 1 and not train.uneven:
+        raise InputError(
+            "train.least is what clients that do less do at least, and train.uneven = 0 says that nobody does less; "
+            "set train.uneven to the share of clients that do, up to 1"
         )
 
 
