@@ -268,3 +268,9 @@ def test_resume_of_a_damaged_checkpoint_is_a_sentence(stopped, command):
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(InputError, match="is not the folder of a run"):
         Store.open(tmp_path)
+
+
+def test_forked_workers_cannot_use_a_gpu():
+    with pytest.raises(InputError, match="engine 'processes' forks workers, which cannot use a GPU"):
+        resolve({"engine": {"name": "processes", "device": "cuda"}})
+    assert resolve({"engine": {"name": "local", "device": "cuda"}}).engine.device == "cuda"
