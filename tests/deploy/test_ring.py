@@ -346,6 +346,23 @@ def test_who_arrives_while_a_leader_waits_is_asked_too(tmp_path, monkeypatch):
             peer.calls.close()
 
 
+def test_who_finds_another_leading_when_it_hands_out_its_notebook_follows(pair, tmp_path, monkeypatch):
+    from fedloom.deploy import ring
+
+    one, _, _ = pair
+
+    def newer(self, *given):
+        self.deposed_by = "client_1"
+        raise InputError("its notebook is of round 6, newer than round 4")
+
+    monkeypatch.setattr(ring.Peer, "_hand_out", newer)
+    monkeypatch.setattr(ring.Peer, "_head", lambda *given: {})
+    monkeypatch.setattr(ring.Peer, "_open", lambda *given: Store(tmp_path))
+    monkeypatch.setattr(ring, "experiment", lambda store, world, watch, engine: watch({}))
+    with pytest.raises(ring.Deposed, match="client_1"):
+        one._lead(2, print)
+
+
 def test_reports_are_fetched_onto_the_device(pair):
     one, two, _ = pair
     two._disk(RUN).propose(1, (0, 0), {"report": Report(one.network.initial(0))})

@@ -372,8 +372,10 @@ class Peer:
         engine.seconds = PATIENCE if seconds is None else seconds + GRACE
 
         def told_all(row: Mapping[str, Any]) -> None:
-            self._hand_out(store, {**self._head(store, fixed), "edition": edition}, roster, needed)
-            self.still_leads()
+            try:
+                self._hand_out(store, {**self._head(store, fixed), "edition": edition}, roster, needed)
+            finally:
+                self.still_leads()  # whatever failed, the run is another's now
             watch(row)
 
         try:
@@ -416,7 +418,7 @@ class Peer:
         if (kept := 1 + len(answers) - len(reasons)) < needed:
             raise RunError(
                 f"round {head['round']}: {kept} of {len(self.names)} peers have the notebook, the quorum is {needed}; "
-                "begin all peers again, and the run goes on from the newest"
+                "join again: the run goes on from the newest one"
             )
 
     def _asked(self, roster: Circle, kind: str, body: dict[str, Any]) -> dict[int, dict[str, Any] | str]:
