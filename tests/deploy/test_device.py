@@ -14,7 +14,7 @@ from fedloom.deploy.worlds import heard, told
 from fedloom.errors import InputError
 from fedloom.registry import find
 from fedloom.runs.study import resolve
-from fedloom.types import NEVER, Named, Outcome, Task
+from fedloom.types import NEVER, Failure, Named, Outcome, Task
 from tests.deploy.federation import free_port  # noqa: F401 (torch's threads are set there)
 
 RUN = "0123456789abcdef"
@@ -232,3 +232,13 @@ def test_frames_are_unpacked_onto_the_device(monkeypatch):
     under_way = {"one": Sent(Member("one", 0), letter.ticket, "", 0.0)}
     ((_, _, body),) = Roster(Grid(), {"one": b"key"}).collect(under_way, 2**20, "meta")
     assert body["tensor"].device.type == "meta"
+
+
+def test_a_state_that_is_gone_is_lost_in_the_ledger_too():
+    pytest.importorskip("flwr")
+    from fedloom.deploy.engine import Flower
+    from fedloom.deploy.roster import Roster
+
+    engine = Flower(Roster(None, {"one": b"key"}), None, RUN, limit=0, deadline=None, arrivals=dict)
+    told = Outcome(0, 3, 0, "work", failure=Failure(0, 3, 0, "lost", "its state is gone"))
+    assert engine._outcome(Task(0, 3), 0.0, {"outcome": told}).failure == told.failure
