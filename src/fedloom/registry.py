@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedloom.errors import InputError, choose
 
-__all__ = ["KINDS", "Entry", "describe", "entries", "find", "name_of", "own_modules", "register"]
+__all__ = ["KINDS", "Entry", "describe", "entries", "find", "is_path", "name_of", "own_modules", "register"]
 
 SLOTS = ("select", "cut", "share", "start", "objective", "merge", "topology", "filter")
 KINDS = ("method", *SLOTS, "score", "dataset", "model", "partition", "fleet", "engine")
@@ -94,7 +94,19 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return _load(kind, known[name]["path"])
 
 
+def is_path(text: str) -> bool:
+    """Whether this is an import path; nothing else is ever imported.
+
+    >>> is_path("package.module:Name"), is_path("package.module:!"), is_path("randaugment:3:5")
+    (True, False, False)
+    """
+    module, _, attribute = text.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
 def _load(kind: str, path: str) -> Callable[..., Any]:
+    if not is_path(path):
+        raise InputError(f"{kind} '{path}' is no import path; expected package.module:Name")
     module, _, attribute = path.partition(":")
     try:
         item = getattr(importlib.import_module(module), attribute)

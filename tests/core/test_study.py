@@ -281,3 +281,9 @@ def test_a_folder_that_is_no_run(tmp_path):
 def test_uneven_work_that_could_not_be_is_refused(train, words):
     with pytest.raises(InputError, match=words):
         resolve({"train": train})
+
+
+def test_forked_workers_cannot_use_a_gpu():
+    with pytest.raises(InputError, match="engine 'processes' forks workers, which cannot use a GPU"):
+        resolve({"engine": {"name": "processes", "device": "cuda"}})
+    assert resolve({"engine": {"name": "local", "device": "cuda"}}).engine.device == "cuda"

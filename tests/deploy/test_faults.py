@@ -227,17 +227,6 @@ def asking(ask, said):
     return other
 
 
-def test_code_from_elsewhere_is_refused_unless_allowed(tmp_path):
-    from fedloom.deploy.worlds import allowed
-
-    sections = {"method": {"name": "fedavg"}, "model": {"name": "os:system"}}
-    with pytest.raises(InputError, match="not allowed here"):
-        allowed(sections, [])
-    allowed(sections, ["os:system"])
-    with pytest.raises(InputError, match=r"'a\.b:C'"):
-        allowed({"method": {"name": "fedavg", "inner": [{"score": "a.b:C"}]}}, [])
-
-
 @pytest.fixture
 def processes(tmp_path):
     made = []

@@ -8,11 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from fedloom.deploy.device import Device, Disk
 from fedloom.deploy.folder import init
+from fedloom.errors import InputError, RunError
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
 from fedloom.types import Report, Server
@@ -188,6 +190,187 @@ def test_reports_of_two_runs_are_fetched_at_once(pair, monkeypatch):
     assert [each.tensors.keys() for each in found] == [report.tensors.keys()] * 2
 
 
+FIXED = {
+    "run": RUN, "names": ["client_0", "client_1", "client_2"], "shape": [1, 8, 8],
+    "class_names": [str(number) for number in range(10)], "mean": [0.5], "std": [0.5],
+}  # fmt: skip
+
+
+def row_of(round, client=0):
+    """A line of a ledger, as long as they are."""
+    numbers = dict.fromkeys(("download_bytes", "upload_bytes", "macs", "seconds", "peak_memory_bytes"), 123456.789)
+    return json.dumps({"client": client, "round": round, "job": "work", **numbers, "failed": "", "reason": ""}) + "\n"
+
+
+def noted(peer, rounds, each=1, edition="", run=RUN):
+    """Let a peer's notebook stand after so many rounds, with so many rows of the ledger in each."""
+    edition = edition or f"{peer.number:016x}"
+    rows = {
+        "metrics": "".join(row_of(round) for round in range(rounds)).encode(),
+        "clients": "".join(row_of(round, number) for round in range(rounds) for number in range(each)).encode(),
+    }
+    sizes = {name: len(lines) for name, lines in rows.items()}
+    head = {"round": rounds, "memory": {}, "columns": {}, "fixed": {**FIXED, "run": run}, "bytes": sizes}
+    head["edition"] = edition
+    peer.notebook.follow(head, lambda name, start: np.frombuffer(rows[name][start:], np.uint8))
+    return head
+
+
+def met(peer):
+    """Whom a peer that leads can reach."""
+    from fedloom.deploy.ring import Circle
+
+    leads(peer)
+    circle = Circle(peer)
+    circle.greet()
+    return circle
+
+
+def test_a_notebook_of_any_length_reaches_everybody_and_only_what_is_new_travels(pair):
+    one, two, _ = pair
+    circle, sent, piece = met(one), [], one.notebook.piece
+
+    def counted(*where):
+        found = piece(*where)
+        sent.append(len(found))
+        return found
+
+    one.notebook.piece = counted
+    noted(one, 200, 90)
+    assert len(one.notebook.lines("clients")) > 2 * one.calls.limit
+    for rounds in (200, 201):
+        sent.clear()
+        head = noted(one, rounds, 90)
+        assert circle.ask("keep", {1: {"head": head}}, 30.0) == {1: {}}
+        assert two.notebook.head["round"] == rounds
+        assert two.notebook.lines("clients") == one.notebook.lines("clients")
+    assert sum(sent) < 91 * 250  # the last one's, and not again those of 200 rounds
+
+
+def test_the_newest_notebook_of_all_is_taken_over_whatever_its_size(pair):
+    one, two, _ = pair
+    noted(one, 2)
+    noted(two, 201, 90)
+    assert one._caught_up(met(one))["round"] == 201
+    assert one.notebook.lines("clients") == two.notebook.lines("clients")
+
+
+def test_a_notebook_that_cannot_be_fetched_is_said_and_not_passed_over(pair, monkeypatch):
+    from fedloom.deploy.ring import Peer
+
+    one, two, said = pair
+    noted(one, 2)
+    noted(two, 6)
+    circle = met(one)
+
+    def broken(*where):
+        raise InputError("this disk is broken")
+
+    monkeypatch.setattr(two.notebook, "piece", broken)
+    with pytest.raises(Unreachable, match="client_1 sent no rows: this disk is broken"):
+        one._caught_up(circle)
+    assert one.notebook.head["round"] == 2
+    two.calls.close()
+    with pytest.raises(Unreachable, match="client_1 does not show its notebook: "):
+        one._caught_up(circle)
+
+    def led(self, least, watch):
+        if any(line.endswith("trying again") for line in said):
+            self.over = True
+            return None
+        raise Unreachable("client_1 does not show its notebook")
+
+    monkeypatch.setattr(Peer, "_lead", led)
+    assert one.take_part(1, print) is None
+    assert said[-1] == "client_1 does not show its notebook; trying again"
+
+
+def test_a_run_that_somebody_saw_end_is_not_gone_on_with(pair):
+    one, two, _ = pair
+    for peer in (one, two):
+        noted(peer, 2)
+    one.notebook.end()  # the other one was away then
+    assert not one._has_begun()
+    assert one._caught_up(met(one)) == {}
+    noted(two, 1, run=RUN[::-1])
+    assert one._has_begun()
+    assert one._caught_up(met(one))["fixed"]["run"] == RUN[::-1]
+
+
+def test_a_notebook_that_too_few_keep_ends_the_run(pair, tmp_path):
+    one, two, said = pair
+    circle, head = met(one), noted(one, 4)
+    (tmp_path / "run").mkdir()
+    store = Store(tmp_path / "run")
+    for name in ("metrics", "clients"):
+        (store.folder / f"{name}.jsonl").write_bytes(one.notebook.lines(name))
+    noted(two, 6)
+    one._hand_out(store, head, circle, 1)
+    assert said[-1] == "client_1 does not keep the notebook: its notebook is of round 6, newer than round 4"
+    with pytest.raises(RunError, match="round 4: 1 of 2 peers have the notebook, the quorum is 2"):
+        one._hand_out(store, head, circle, 2)
+    two.notebook.end()
+    one._hand_out(store, head, circle, 2)
+    assert two.notebook.head["round"] == 4
+
+
+def test_who_arrives_while_a_leader_waits_is_asked_too(tmp_path, monkeypatch):
+    """The first one alive has an old notebook; those with newer ones come a moment later."""
+    from fedloom.deploy.ring import Peer
+
+    class Stood(Exception):
+        pass
+
+    def opened(self, world, fixed, book):
+        raise Stood(book["round"])
+
+    monkeypatch.setattr(Peer, "_open", opened)
+    federation = Federation(tmp_path, method={"name": "fedrkd"}, model={"name": "lenet5"})
+    all_of, said = made_by(federation, 3)
+    try:
+        for peer, rounds in zip(all_of, (2, 6, 6), strict=True):
+            noted(peer, rounds)
+        answer = all_of[1].calls.answer
+        for later in all_of[1:]:
+            later.calls.answer = lambda *given: {"refuses": "not yet there"}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(all_of[0].take_part, 3, print)
+            while "waiting for 2 of 3 registered clients" not in said:
+                time.sleep(0.01)
+            all_of[1].calls.answer = answer
+            with pytest.raises(Stood, match="6"):
+                waiting.result(60)
+        assert "client_0 leads from round 7" in said
+    finally:
+        for peer in all_of:
+            peer.calls.close()
+
+
+def test_who_finds_another_leading_when_it_hands_out_its_notebook_follows(pair, tmp_path, monkeypatch):
+    from fedloom.deploy import ring
+
+    one, _, _ = pair
+
+    def newer(self, *given):
+        self.deposed_by = "client_1"
+        raise InputError("its notebook is of round 6, newer than round 4")
+
+    monkeypatch.setattr(ring.Peer, "_hand_out", newer)
+    monkeypatch.setattr(ring.Peer, "_head", lambda *given: {})
+    monkeypatch.setattr(ring.Peer, "_open", lambda *given: Store(tmp_path))
+    monkeypatch.setattr(ring, "experiment", lambda store, world, watch, engine: watch({}))
+    with pytest.raises(ring.Deposed, match="client_1"):
+        one._lead(2, print)
+
+
+def test_reports_are_fetched_onto_the_device(pair):
+    one, two, _ = pair
+    two._disk(RUN).propose(1, (0, 0), {"report": Report(one.network.initial(0))})
+    one.calls.device = "meta"
+    answer = one.calls.call("client_1", "fetch", {"run": RUN, "moment": (0, 0)})
+    assert {tensor.device.type for tensor in answer["report"].tensors.values()} == {"meta"}
+
+
 def leads(peer):
     """As at the start of its term."""
     peer.leading, peer.deposed_by = True, ""
@@ -200,16 +383,17 @@ def test_who_woke_up_beside_its_successor_follows(pair):
 
     one, two, _ = pair
     leads(one)
-    assert (one.order("client_1", "keep", {"round": 4}, 5.0), two.notebook) == ({}, {"round": 4})
+    assert one.order("client_1", "keep", {"head": noted(one, 4)}, 5.0) == {}
+    assert two.notebook.head["round"] == 4
     one.term = 0  # it does not answer; the other one takes over
     leads(two)
     one.term = 1
     assert two.term == 2
     with pytest.raises(Deposed, match="client_1"):
-        one.order("client_1", "keep", {"round": 5}, 5.0)
-    assert two.notebook == {"round": 4}
-    two.order("client_0", "keep", {"round": 5}, 5.0)
-    assert one.notebook == {"round": 5}
+        one.order("client_1", "keep", {"head": noted(one, 5)}, 5.0)
+    assert two.notebook.head["round"] == 4
+    two.order("client_0", "keep", {"head": noted(two, 6)}, 5.0)
+    assert one.notebook.head["round"] == 6
     with pytest.raises(Deposed, match="client_1"):
         one.still_leads()
 
@@ -225,7 +409,7 @@ def test_of_two_leaders_in_one_term_the_first_one_stays(pair):
         peer.leading, peer.term, peer.obeyed = True, 1, (1, -peer.number)
     with pytest.raises(Deposed, match="client_0"):
         circle.set_up({0: {"run": RUN}})
-    assert (one.order("client_1", "keep", {"round": 0}, 5.0), two.deposed_by) == ({}, "client_0")
+    assert (one.order("client_1", "keep", {"head": noted(one, 0)}, 5.0), two.deposed_by) == ({}, "client_0")
     assert one.deposed_by == ""
 
 

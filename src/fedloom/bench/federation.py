@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from fedloom.data.dataset import Dataset
-from fedloom.errors import InputError, choose
 from fedloom.runs.start import run
+from fedloom.runs.world import must_be_there
 
 __all__ = ["PICTURES", "device_of", "machine", "pictures", "seconds_of_rounds"]
 
@@ -36,10 +36,8 @@ def pictures(
 
 def device_of(asked: str | None) -> str:
     """The device that was asked for, else a GPU where there is one."""
-    if asked not in (None, "cpu", "cuda"):
-        raise choose("device", asked, ("cpu", "cuda"))
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device is 'cuda' but this machine has no CUDA device; use cpu")
+    if asked is not None:
+        must_be_there("--device", asked)
     return asked or ("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -66,8 +66,9 @@ def describe(config: dict[str, Any]) -> str:
 @client_app.train("work")
 def answer(message: Message, context: Context) -> Message:
     """Whatever the server asks, answered by the device."""
-    tree = read(message.content, LARGEST)
-    body = _device(dict(context.node_config)).answer(str(tree.get("kind")), tree.get("body") or {})
+    device = _device(dict(context.node_config))
+    tree = read(message.content, LARGEST, device.device)
+    body = device.answer(str(tree.get("kind")), tree.get("body") or {})
     return Message(write(wire.pack({"ticket": tree.get("ticket"), "body": body})), reply_to=message)
 
 

@@ -38,8 +38,10 @@ class Unreachable(Exception):
 class Calls:
     """This peer's end: it answers the others, and calls them."""
 
-    def __init__(self, name: str, keys: Path, addresses: Mapping[str, str], answer: Answer, limit: int) -> None:
-        self.name, self.addresses, self.answer, self.limit = name, dict(addresses), answer, limit
+    def __init__(
+        self, name: str, keys: Path, addresses: Mapping[str, str], answer: Answer, limit: int, device: str = "cpu"
+    ) -> None:
+        self.name, self.addresses, self.answer, self.limit, self.device = name, dict(addresses), answer, limit, device
         files = [keys / part for part in ("ca.crt", "peer.key", "peer.crt")]
         try:
             self._authority, self._key, self._certificate = (path.read_bytes() for path in files)
@@ -70,7 +72,7 @@ class Calls:
             self._channels[name] = channel.stream_stream(METHOD)
         try:
             pieces = self._channels[name](_pieces(wire.pack({"kind": kind, "body": dict(body)})), timeout=seconds)
-            found = wire.unpack(self._gather(pieces))
+            found = wire.unpack(self._gather(pieces), self.device)
         except grpc.RpcError as error:
             raise Unreachable(f"{name}: {error.code().name.lower()}") from error
         except wire.WireError as error:
@@ -84,11 +86,11 @@ class Calls:
         if caller not in self.addresses:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "unknown peer")
         try:
-            request = wire.unpack(self._gather(pieces))
+            request = wire.unpack(self._gather(pieces), self.device)
             found = self.answer(caller, str(request["kind"]), request["body"])
         except (wire.WireError, KeyError, TypeError) as error:
             found = {"refuses": f"a request makes no sense: {error}"}
-        except FedloomError as error:
+        except (FedloomError, Unreachable) as error:
             found = {"refuses": str(error)}
         yield from _pieces(wire.pack(found))
 

@@ -22,18 +22,23 @@ import torch
 from fedloom import __version__, wire
 from fedloom.data.levels import count_levels
 from fedloom.deploy.messages import PROTOCOL
-from fedloom.deploy.worlds import DeviceWorld, allowed, device_data
+from fedloom.deploy.worlds import DeviceWorld, device_data, heard
 from fedloom.engine.states import States
 from fedloom.engine.worker import perform
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import ClientError, FedloomError, InputError
 from fedloom.runs.engine import arithmetic
-from fedloom.runs.study import Study, named
-from fedloom.types import Failure, Moment, Outcome, Task
+from fedloom.runs.world import must_be_there
+from fedloom.types import NEVER, Failure, Moment, Outcome, Task
 
-__all__ = ["Device", "Disk"]
+__all__ = ["Device", "Disk", "StateLost"]
 
 RUN = re.compile(r"[0-9a-f]{8,64}")
+FORGOTTEN = "forgotten"  # an empty file beside the versions, once one that counted was removed
 VERSION = re.compile(r"state-(\d+)-(\d+)\.safetensors")
+
+
+class StateLost(ClientError):
+    """The version of a client's state that counts is no longer there."""
 
 
 class Disk(States):
@@ -54,17 +59,33 @@ class Disk(States):
         wire.save(state, self._file(moment))
         super().propose(client, moment, state)
 
+    def load(self, client: int, accepted: Moment) -> dict[str, Any]:
+        """As ever; StateLost if that version was forgotten, or everything before it. Newer ones are then kept."""
+        counted = any(moment <= accepted for moment in self._versions.get(client, {}))
+        if not counted and (self.folder / FORGOTTEN).exists():
+            when = f"round {accepted[0] + 1}, stage {accepted[1]}" if accepted > NEVER else "the run's beginning"
+            raise StateLost(f"its state as of {when} is gone: the client has gone on since, and keeps newer ones only")
+        state = super().load(client, accepted)
+        self._sweep(client)
+        return state
+
     def at(self, client: int, moment: Moment) -> dict[str, Any] | None:
         """Exactly this version, if there is one."""
         version = self._versions.get(client, {}).get(moment)
-        return wire.load(version) if isinstance(version, Path) else version
+        return wire.load(version, self.device) if isinstance(version, Path) else version
 
     def forget(self, client: int, safe: Moment) -> None:
         """Remove what neither the last checkpoint nor anything after it needs."""
         versions = self._versions.get(client, {})
         kept = max((moment for moment in versions if moment <= safe), default=safe)
         for moment in [moment for moment in versions if moment < kept]:
+            (self.folder / FORGOTTEN).touch()
             del versions[moment]
+        self._sweep(client)
+
+    def _sweep(self, client: int) -> None:
+        """Remove the files of versions that were dropped."""
+        versions = self._versions.get(client, {})
         for path in self.folder.iterdir():
             match = VERSION.fullmatch(path.name)
             if match and (int(match[1]), int(match[2])) not in versions:
@@ -90,6 +111,7 @@ class Device:
     ) -> None:
         if not 0 < capacity <= 1:
             raise InputError(f"capacity must be in (0, 1]; got {capacity}")
+        must_be_there("--device", device)
         self.name, self.state, self.capacity, self.allow, self.device = name, state, capacity, tuple(allow), device
         self.dataset, self.split = device_data(data, validation)
         self._run = ""
@@ -132,6 +154,7 @@ class Device:
     def _setup(self, body: dict[str, Any]) -> dict[str, Any]:
         """Get ready for a run, or say why not."""
         try:
+            body = json.loads(json.dumps(body))  # what is looked at now is what a later process will read
             folder = self.folder(body["run"])
             self._world = self._make(body)
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,10 +175,7 @@ class Device:
 
     def _make(self, body: dict[str, Any]) -> DeviceWorld:
         """The world that the server described, on this device's data."""
-        allowed(body["study"], self.allow)
-        study = Study.model_validate(body["study"], strict=False)
-        study = study.model_copy(update={"engine": study.engine.model_copy(update={"device": self.device})})
-        named("model", study)
+        study = heard(body["study"], self.allow, self.device)
         if tuple(body["shape"]) != self.dataset.x.shape[1:] or body["class_names"] != list(self.dataset.class_names):
             raise InputError(
                 f"the study is about {len(body['class_names'])} classes of images {tuple(body['shape'])}; "
@@ -195,12 +215,14 @@ class Device:
                 raise InputError(f"a task for client {task.client} came to client {self._client}")
             if task.job not in world.jobs:
                 raise InputError(f"there is no job '{task.job}'")
+            disk.forget(task.client, _moment(body.get("safe")))
+            state = disk.load(task.client, task.accepted)
         except FedloomError as error:
-            failure = Failure(task.client, task.round, task.stage, "raised", str(error))
+            kind = "lost" if isinstance(error, StateLost) else "raised"
+            failure = Failure(task.client, task.round, task.stage, kind, str(error))
             return Outcome(task.client, task.round, task.stage, task.job, failure=failure)
-        disk.forget(task.client, _moment(body.get("safe")))
         with arithmetic(world.study.engine.device, world.study.engine.precision):
-            (outcome,) = perform(world, [(task, disk.load(task.client, task.accepted))])
+            (outcome,) = perform(world, [(task, state)])
         if outcome.state is not None:
             disk.propose(task.client, (task.round, task.stage), outcome.state)
         failed = outcome.failure and replace(outcome.failure, trace="")  # paths of this device are nobody's business
@@ -211,4 +233,4 @@ def _moment(value: object) -> Moment:
     match value:
         case (int(round), int(stage)):
             return round, stage
-    return -1, 0
+    return NEVER

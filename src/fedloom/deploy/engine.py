@@ -86,7 +86,7 @@ class Flower:
                     continue
                 return
             found = False
-            for name, sent, answer in self.roster.collect(under_way, self.limit):
+            for name, sent, answer in self.roster.collect(under_way, self.limit, self.place.network.device):
                 found = True
                 place, task = doing.pop(name)
                 done[place] = self._counted(task, self._outcome(task, sent.at, answer))
@@ -135,7 +135,7 @@ class Flower:
             return self._failed(task, "nonsense", f"it reports on another task: client, round, stage, job are {told}")
         failure, report = claimed.failure, claimed.report
         if isinstance(failure, Failure):
-            kind = failure.kind if failure.kind in ("raised", "late", "nonsense") else "raised"
+            kind = failure.kind if failure.kind in ("raised", "late", "nonsense", "lost") else "raised"
             return self._failed(task, kind, str(failure.message)[:500])
         if not isinstance(report, Report):
             return self._failed(task, "nonsense", "the outcome holds no report")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
+import torch
+
 from fedloom import wire
 
 # Before Flower is first imported: no telemetry, no look for updates.
@@ -46,8 +48,8 @@ def write(frame: bytes) -> Any:
     return RecordDict({"fedloom": ConfigRecord({"frame": frame})})
 
 
-def read(content: Any, limit: int) -> dict[str, Any]:
-    """The tree in a Flower message; WireError for anything else, and for anything too large."""
+def read(content: Any, limit: int, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The tree in a Flower message, tensors on a device; WireError for anything else, and for anything too large."""
     try:
         frame = content["fedloom"]["frame"]
     except (KeyError, TypeError) as error:
@@ -56,7 +58,7 @@ def read(content: Any, limit: int) -> dict[str, Any]:
         raise wire.WireError("a message holds no frame")
     if len(frame) > limit:
         raise wire.WireError(f"a message has {len(frame)} bytes, the limit is {limit}")
-    tree = wire.unpack(frame)
+    tree = wire.unpack(frame, device)
     if not isinstance(tree, dict):
         raise wire.WireError("a message holds no dictionary")
     return tree

@@ -2,9 +2,10 @@
 
 Every peer keeps its data, its state and its reports; a neighbour fetches a report from whoever made it. Somebody has to
 say when a stage begins. That is the first peer alive, in the order of their numbers; it sees no model. It keeps the
-run's notebook (which round, whose report counted, what was measured) and gives everybody a copy after each round. When
-it dies, the next one goes on from its copy: a round that was not finished is begun again from the versions of state
-that counted. So the round itself is `runs.serverless.pass_round`, as in a simulation.
+run's notebook (which round, whose report counted, what was measured) and gives everybody a copy after each round, or at
+least as many as a round needs. When it dies, the next one goes on from the newest copy of all that are there: a round
+that was not finished is begun again from the versions of state that counted. So the round itself is
+`runs.serverless.pass_round`, as in a simulation.
 
 Whoever begins to lead takes the next *term*, a number that all its orders bear. Peers obey the newest term they heard
 of, and of two leaders in one term the first in the order; so a leader that was only slow, and wakes up beside its
@@ -26,28 +27,31 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import numpy as np
+
 from fedloom import __version__, wire
 from fedloom.deploy.calls import Calls, Unreachable
 from fedloom.deploy.device import Device, Disk
 from fedloom.deploy.engine import GRACE, PATIENCE, Flower
 from fedloom.deploy.folder import table
 from fedloom.deploy.messages import SMALL
+from fedloom.deploy.notebook import Notebook, piece_of
 from fedloom.deploy.roster import Roster
 from fedloom.deploy.serve import Deployment, Meeting, Say, columns_of, enough, fix, gather, has_server, study_of
 from fedloom.deploy.worlds import ServerWorld, server_data, told
-from fedloom.errors import InputError, Interrupted
+from fedloom.errors import InputError, Interrupted, RunError
 from fedloom.fleet.nonsense import nonsense
 from fedloom.fleet.outgoing import arrived
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.start import DEPLOYMENT, plain
-from fedloom.runs.store import STATUS, Store
+from fedloom.runs.store import LINES, STATUS, Store
 from fedloom.runs.study import Study
 from fedloom.types import NEVER, Failure, Moment, Named, Outcome, Report, Server, Task, Tensors
 
 __all__ = ["Peer", "join_peers"]
 
 PING = 10.0  # seconds in which a busy peer says that it is alive; a dead one is known at once
-ORDERS = ("setup", "work", "ask", "keep", "end")  # what only the leader may send
+ORDERS = ("notebook", "setup", "work", "ask", "keep", "end")  # what only the leader may send
 MADE = ("round", "stage")  # numbers of a report that stays with its maker: which one it was
 
 
@@ -172,9 +176,7 @@ class Peer:
         self.number, self.session = self.names.index(device.name), token_hex(8)
         known = json.dumps([told(study), study.fleet.model_dump(), self.names], sort_keys=True)
         self.digest = hashlib.sha256(known.encode()).hexdigest()[:32]
-        self._book = keys / "state" / f"notebook-{self.digest}.safetensors"
-        self._book.parent.mkdir(parents=True, exist_ok=True)
-        self.notebook: dict[str, Any] = wire.load(self._book) if self._book.is_file() else {}
+        self.notebook = Notebook(keys / "state" / f"notebook-{self.digest}")
         self.leading = self.over = False
         self.term = 0  # in which it leads; 0 while it does not, or still waits for enough others
         self.obeyed = 0, -len(self.names)  # newest term it heard of, and minus the number of who leads in it
@@ -185,22 +187,26 @@ class Peer:
         self._reports: dict[str, Disk] = {}
         self.network = ServerWorld(study, device.dataset, device.split).network
         limit = SMALL + 8 * sum(part.nbytes for part in self.network.module.state_dict().values())
-        self.calls = Calls(device.name, keys, {name: addresses[name] for name in self.names}, self.answer, limit)
+        listed = {name: addresses[name] for name in self.names}
+        self.calls = Calls(device.name, keys, listed, self.answer, limit, device.device)
 
     def answer(self, caller: str, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         """Whatever another peer asks."""
         if kind == "ping":
             return {"session": self.session, "digest": self.digest, "fedloom": __version__, "leading": self.leading,
-                    "round": self.notebook.get("round", -1), "term": self.term, "heard": self.obeyed[0]}  # fmt: skip
+                    "run": self.notebook.run, "over": self.notebook.over, "term": self.term,
+                    "heard": self.obeyed[0]}  # fmt: skip
         if kind == "fetch":
             return self._fetched(str(body["run"]), (int(body["moment"][0]), int(body["moment"][1])))
-        if kind == "notebook":
-            return dict(self.notebook)
+        if kind == "rows":
+            return {"rows": self.notebook.piece(str(body["edition"]), str(body["name"]), int(body["start"]))}
         if kind in ORDERS and (leader := self._obeys(caller, int(body.get("term", 0)))):
             return {"refuses": f"{leader} leads in term {self.obeyed[0]}", "leader": leader}
         body = {name: value for name, value in body.items() if name != "term"}
+        if kind == "notebook":
+            return {"head": self.notebook.head}
         if kind == "keep":
-            self._keep(body)
+            self._follow(caller, body["head"])
             return {}
         if kind == "end":
             self.over = True
@@ -299,10 +305,18 @@ class Peer:
         if self.deposed_by:
             raise Deposed(self.deposed_by)
 
-    def _keep(self, notebook: dict[str, Any]) -> None:
-        if notebook.get("round", -1) >= self.notebook.get("round", -1):
-            self.notebook = notebook
-            wire.save(notebook, self._book)
+    def _follow(self, name: str, head: dict[str, Any]) -> None:
+        """Take over a peer's notebook, with the rows that are missing here."""
+
+        def piece(rows: str, start: int) -> np.ndarray:
+            body = {"edition": head["edition"], "name": rows, "start": start}
+            answer = self.calls.call(name, "rows", body, 30.0)
+            part = answer.get("rows")
+            if not (isinstance(part, np.ndarray) and part.dtype == np.uint8):
+                raise Unreachable(f"{name} sent no rows: {answer.get('refuses', 'nor a reason')}")
+            return part
+
+        self.notebook.follow(head, piece)
 
     def take_part(self, least: int, watch: Watch) -> Path | None:
         """Until the run is over: lead when it is one's turn, else be there. Gives the run's folder to who led last."""
@@ -321,27 +335,29 @@ class Peer:
                 continue
             try:
                 said, self.leading, self.deposed_by = "", True, ""
-                return self._lead(alive, least, watch)
+                return self._lead(least, watch)
             except Deposed as other:
                 self.say(f"{other} leads now")
+            except Unreachable as error:
+                self.say(f"{error}; trying again")
+                time.sleep(0.5)
             finally:
                 self.leading, self.term = False, 0
-        self._book.unlink(missing_ok=True)
+        self.notebook.end()
         return None
 
-    def _lead(self, alive: list[dict[str, Any] | None], least: int, watch: Watch) -> Path:
-        """Run the study from the newest notebook there is."""
-        rounds = [answer["round"] if answer else -1 for answer in alive]
-        if max(rounds) > self.notebook.get("round", -1):
-            with suppress(Unreachable):
-                found = self.calls.call(self.names[rounds.index(max(rounds))], "notebook", {}, 30.0)
-                if "refuses" not in found:
-                    self._keep(found)
-        book, roster, study = self.notebook, Circle(self), self.study
-        self.say(f"{self.device.name} leads" + (f" from round {book['round'] + 1}" if book else ""))
+    def _lead(self, least: int, watch: Watch) -> Path:
+        """Run the study from the newest notebook of all that are there."""
+        roster, study, edition = Circle(self), self.study, token_hex(8)
+        self.say(f"{self.device.name} leads")
         needed = max(1, ceil(study.engine.quorum * len(self.names)))  # no splinter goes on by itself
-        gather(roster, needed if book else max(least, needed), self.say)
+        gather(roster, needed, self.say)
+        if not self._has_begun():
+            gather(roster, max(least, needed), self.say)
         self._begin_term()
+        book = self._caught_up(roster)
+        if book:
+            self.say(f"{self.device.name} leads from round {book['round'] + 1}")
         fixed = Deployment(**book["fixed"]) if book else fix(roster, study, None)
         world = RingWorld(
             study, *server_data(None, None, fixed.shape, fixed.class_names, len(roster)), normal=fixed.normal,
@@ -356,10 +372,10 @@ class Peer:
         engine.seconds = PATIENCE if seconds is None else seconds + GRACE
 
         def told_all(row: Mapping[str, Any]) -> None:
-            notebook = self._copied(store, fixed)
-            self._keep(notebook)
-            roster.ask("keep", {each.number: notebook for each in roster.connected if each.number != self.number}, 30.0)
-            self.still_leads()
+            try:
+                self._hand_out(store, {**self._head(store, fixed), "edition": edition}, roster, needed)
+            finally:
+                self.still_leads()  # whatever failed, the run is another's now
             watch(row)
 
         try:
@@ -367,8 +383,48 @@ class Peer:
         finally:
             roster.write(now=True)
         roster.ask("end", {member.number: {} for member in roster.connected}, 10.0)
-        self._book.unlink(missing_ok=True)
+        self.notebook.end()
         return store.folder
+
+    def _has_begun(self) -> bool:
+        """Whether anybody who is here knows of a run that nobody saw end."""
+        told = [answer for answer in self.ping() if answer]
+        return bool({answer["run"] for answer in told} - {answer["over"] for answer in told} - {""})
+
+    def _caught_up(self, roster: Circle) -> dict[str, Any]:
+        """The head of the newest notebook here, if a run has begun; from now on nobody here obeys an older leader."""
+        heads = {self.number: self.notebook.head}
+        for number, answer in self._asked(roster, "notebook", {}).items():
+            if isinstance(answer, str) or "head" not in answer:
+                raise Unreachable(f"{self.names[number]} does not show its notebook: {_refusal(answer)}")
+            heads[number] = answer["head"]
+        over = {head.get("over") for head in heads.values()}
+        begun = {n: head for n, head in heads.items() if "fixed" in head and head["fixed"]["run"] not in over}
+        if not begun:
+            return {}
+        newest = max(begun, key=lambda number: (begun[number]["round"], number == self.number))
+        if newest != self.number:
+            self._follow(self.names[newest], begun[newest])
+        return begun[newest]
+
+    def _hand_out(self, store: Store, head: dict[str, Any], roster: Circle, needed: int) -> None:
+        """Give everybody the notebook; RunError if too few have it now, before anybody forgets what came before."""
+        ends = head["bytes"]
+        self.notebook.follow(head, lambda name, start: piece_of(store.folder / f"{name}.jsonl", start, ends[name]))
+        answers = self._asked(roster, "keep", {"head": head})
+        reasons = {self.names[number]: reason for number, each in answers.items() if (reason := _refusal(each))}
+        for name, reason in reasons.items():
+            self.say(f"{name} does not keep the notebook: {reason}")
+        if (kept := 1 + len(answers) - len(reasons)) < needed:
+            raise RunError(
+                f"round {head['round']}: {kept} of {len(self.names)} peers have the notebook, the quorum is {needed}; "
+                "join again: the run goes on from the newest one"
+            )
+
+    def _asked(self, roster: Circle, kind: str, body: dict[str, Any]) -> dict[int, dict[str, Any] | str]:
+        """What all others who are here answer."""
+        others = [member.number for member in roster.connected if member.number != self.number]
+        return roster.ask(kind, dict.fromkeys(others, body), 30.0)
 
     def _begin_term(self) -> None:
         """Take the next term, unless somebody leads whom nobody here could reach before."""
@@ -398,22 +454,27 @@ class Peer:
             nobody: Any = None  # a fleet that is only written down needs no engine
             fleet = Fleet(book["columns"], nobody, world.network, world.home(), seed=0, names=names)
             fleet.columns = dict(book["columns"])
-            for name in ("metrics", "clients"):
-                store.append(name, book[name])
+            for name in LINES:
+                (store.folder / f"{name}.jsonl").write_bytes(self.notebook.lines(name))
             server = Server(book["round"], world.network.initial(study.run.seed), world.network, book["memory"])
             store.checkpoint(server, fleet, States())
         return store
 
     @staticmethod
-    def _copied(store: Store, fixed: Deployment) -> dict[str, Any]:
-        """The notebook: all that somebody needs to go on, and no model."""
+    def _head(store: Store, fixed: Deployment) -> dict[str, Any]:
+        """The head of the notebook as the run stands."""
         manifest = store.manifest() or {}
         folder = store.folder / "checkpoints"
         memory = wire.load(folder / manifest["files"]["server"])["memory"]
         return {
             "round": manifest["round"], "memory": memory, "columns": wire.load(folder / manifest["files"]["fleet"]),
-            "metrics": store.rows("metrics"), "clients": store.rows("clients"), "fixed": asdict(fixed),
+            "bytes": manifest["bytes"], "fixed": asdict(fixed),
         }  # fmt: skip
+
+
+def _refusal(answer: Mapping[str, Any] | str) -> str:
+    """Why somebody did not do as it was asked; empty if it did."""
+    return answer if isinstance(answer, str) else str(answer.get("refuses", ""))[:500]
 
 
 def join_peers(
@@ -424,8 +485,10 @@ def join_peers(
     least, study = enough(least, len(addresses)), study_of(study_file, len(addresses), say)
     if has_server(study):
         raise InputError(f"{study.method.name} has a server; start it with: fedloom serve {study_file}")
-    # Every finished round goes into the notebook.
-    study = study.model_copy(update={"run": study.run.model_copy(update={"checkpoint_every": 1})})
+    # Every finished round goes into the notebook, and what this peer trains on is its own matter.
+    own = {"run": study.run.model_copy(update={"checkpoint_every": 1}),
+           "engine": study.engine.model_copy(update={"device": device.device})}  # fmt: skip
+    study = study.model_copy(update=own)
     peer = Peer(study, device, keys, addresses, say)
     try:
         folder = peer.take_part(least, watch)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedloom import __version__, wire
 from fedloom.deploy.folder import extra
@@ -163,7 +164,9 @@ class Roster:
                 under_way[name] = Sent(member, letter.ticket, member.activated, time.monotonic())
         return under_way
 
-    def collect(self, under_way: dict[str, Sent], limit: int) -> Iterable[tuple[str, Sent, dict[str, Any] | str]]:
+    def collect(
+        self, under_way: dict[str, Sent], limit: int, device: torch.device | str = "cpu"
+    ) -> Iterable[tuple[str, Sent, dict[str, Any] | str]]:
         """Answers that have come, and sentences for those that cannot come any more; removes them from `under_way`."""
         if not under_way:
             return
@@ -177,7 +180,7 @@ class Roster:
                 continue
             sent.member.last_seen = time.time()
             try:
-                yield name, sent, body_of(read(reply.content, limit), sent.ticket)
+                yield name, sent, body_of(read(reply.content, limit, device), sent.ticket)
             except wire.WireError as error:
                 yield name, sent, {"nonsense": str(error)}
         self.look()

@@ -19,13 +19,14 @@ from fedloom.deploy.engine import Flower
 from fedloom.deploy.folder import Port, ServerSettings, settings
 from fedloom.deploy.messages import SMALL
 from fedloom.deploy.roster import Member, Roster, agreed, registered
-from fedloom.deploy.worlds import ServerWorld, server_data, told
+from fedloom.deploy.worlds import ServerWorld, server_data, suits, told
 from fedloom.errors import InputError, Interrupted
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
 from fedloom.runs.start import DEPLOYMENT, goes_on, plain
 from fedloom.runs.store import STATUS, Store
 from fedloom.runs.study import Study, method_of, read, resolve
+from fedloom.runs.world import must_be_there
 from fedloom.settings import value_of
 
 __all__ = [
@@ -112,21 +113,6 @@ def study_of(path: Path, clients: int, say: Say = _quietly) -> Study:
     return study
 
 
-def suits(study: Study) -> None:
-    """Refuse a study that cannot be about real clients."""
-    method = method_of(study)
-    if method.pooled:
-        raise InputError(f"{study.method.name} needs the data of all clients in one place; it cannot be deployed")
-    if method.public_everywhere:
-        raise InputError(f"{study.method.name} needs public images at every client; it cannot be deployed")
-    if study.model.others:
-        raise InputError(f"[model] names {study.model.label}; real clients have no list of models yet: name one")
-    if study.evaluate.on != "own":
-        raise InputError(
-            f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
-        )
-
-
 def has_server(study: Study) -> bool:
     """Whether the method has one, or is peers among themselves."""
     return not method_of(study).serverless
@@ -189,6 +175,7 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
     roster = Roster(grid, known, getattr(grid, "traffic", None))
     least = enough(int(config.get("min") or 0), len(roster))
     study = store.study() if store else _served(target, len(roster), say)
+    must_be_there("engine.device", study.engine.device)
     roster.file = store.folder / STATUS if store else None
     gather(roster, least, say)
     if fixed is None:

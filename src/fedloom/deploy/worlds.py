@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,17 +16,19 @@ from fedloom.data.dataset import Arrays, Dataset, build
 from fedloom.data.npz import IGNORED, read_npz
 from fedloom.data.rows import Rows
 from fedloom.data.split import Split, split
-from fedloom.errors import InputError
-from fedloom.registry import SLOTS
-from fedloom.runs.study import Study
+from fedloom.errors import InputError, oxford
+from fedloom.registry import SLOTS, is_path
+from fedloom.runs.study import Study, method_of, resolve
 from fedloom.runs.world import World
 from fedloom.types import Task
 
-__all__ = ["DeviceWorld", "ServerWorld", "allowed", "device_data", "server_data", "told"]
+__all__ = ["DeviceWorld", "ServerWorld", "device_data", "heard", "server_data", "suits", "told"]
 
-# What a client needs of a study. Data set, partition and fleet are its own matter.
-TOLD = ("method", *SLOTS, "model", "train", "run")
-PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+# What a client needs of a study: whole sections, or these settings. Data set, partition and fleet are its own matter.
+TOLD: dict[str, Any] = {
+    **dict.fromkeys(("method", *SLOTS, "model", "train"), True), "data": {"augment", "normalise"},
+    "evaluate": {"model"}, "engine": {"precision", "deadline"}, "run": {"seed", "rounds"},
+}  # fmt: skip
 Normal = tuple[np.ndarray, np.ndarray]
 
 
@@ -137,28 +138,50 @@ def _images(path: Path, part: str, shape: Sequence[int], classes: int) -> tuple[
     return dataset.x[rows], dataset.y[rows]
 
 
+def suits(study: Study) -> None:
+    """Refuse a study that cannot be about real clients."""
+    method = method_of(study)
+    if method.pooled:
+        raise InputError(f"{study.method.name} needs the data of all clients in one place; it cannot be deployed")
+    if method.public_everywhere:
+        raise InputError(f"{study.method.name} needs public images at every client; it cannot be deployed")
+    if study.model.others:
+        raise InputError(f"[model] names {study.model.label}; real clients have no list of models yet: name one")
+    if study.evaluate.on != "own":
+        raise InputError(
+            f"evaluate.on is '{study.evaluate.on}', but real clients hold only their own test images; use own"
+        )
+
+
 def told(study: Study) -> dict[str, Any]:
-    """The sections of a study that clients are told, as plain data."""
-    sections = study.model_dump(include={*TOLD}, exclude_defaults=True)
-    sections["data"] = study.data.model_dump(include={"augment", "normalise"})
-    sections["evaluate"] = study.evaluate.model_dump(include={"model"})
-    sections["engine"] = study.engine.model_dump(include={"precision", "deadline"})
-    sections["run"] = {"seed": study.run.seed, "rounds": study.run.rounds}
+    """What clients are told of a study, as plain data."""
+    sections: dict[str, Any] = study.model_dump(include=TOLD, exclude_defaults=True)
     return sections
 
 
-def allowed(sections: Mapping[str, Any], allow: Sequence[str]) -> None:
-    """Refuse import paths that this device has not allowed: names travel, code does not."""
-    for path in _paths({name: sections.get(name) for name in ("method", *SLOTS, "model")}):
+def heard(sections: Mapping[str, Any], allow: Sequence[str], device: str) -> Study:
+    """The study that a client was told, for its device; refused if it says more, or names code that is not allowed."""
+    for section, settings in sections.items():
+        known = TOLD.get(section, set())
+        if beyond := [] if known is True else sorted(set(settings) - known):
+            raise InputError(
+                f"the server tells {oxford(beyond, 'and')} of [{section}], which are this client's own matter; "
+                f"allowed: {oxford(sorted(known)) or 'nothing'}"
+            )
+    for path in _paths(sections):
         if path not in allow:
             raise InputError(
                 f"the study names '{path}', which is not part of fedloom and not allowed here; if you trust it, "
                 f"install it and join with --allow {path}"
             )
+    study = resolve({**sections, "engine": {**sections.get("engine", {}), "device": device}})
+    suits(study)
+    return study
 
 
 def _paths(tree: Any) -> list[str]:
+    """All that could be imported: names travel, code does not."""
     if isinstance(tree, str):
-        return [tree] if PATH.fullmatch(tree) else []
+        return [tree] if is_path(tree) else []
     inner = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
     return [path for item in inner for path in _paths(item)]

@@ -301,6 +301,8 @@ def _engine(study: Study) -> None:
     if study.engine.trainer == "taped" and study.engine.device == "cuda":
         raise InputError("engine.trainer 'taped' plays steps of the CPU; on a GPU use graphs or reference")
     name, fields = study.engine.name, study.engine.fields
+    if (name, study.engine.device) == ("processes", "cuda"):
+        raise InputError("engine 'processes' forks workers, which cannot use a GPU; with engine.device=cuda use local")
     if name != "auto" and ":" not in name and name not in entries("engine"):
         raise choose("engine", name, ["auto", *entries("engine")])
     make = find("engine", name) if name != "auto" else None

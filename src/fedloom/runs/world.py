@@ -30,7 +30,7 @@ from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
 from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
-from fedloom.errors import InputError, Unfit
+from fedloom.errors import InputError, Unfit, choose
 from fedloom.fleet.dealt import dealt
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
@@ -49,7 +49,7 @@ from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.settings import built, must_take
 from fedloom.types import Augmentation, Images, Report, Samples, Server, Task, Tensors
 
-__all__ = ["World", "dataset_of", "world_of"]
+__all__ = ["World", "dataset_of", "must_be_there", "world_of"]
 
 FOLDER = "FEDLOOM_DATA"  # names the folder of data sets
 HERE = uuid4().hex  # this process, for what its workers on one machine share
@@ -64,6 +64,7 @@ UNLOADED = {
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
 SHOWN = 5  # clients that a sentence names
 CONTRIBUTED = "clients"
+DEVICES = ("cpu", "cuda")
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
 
@@ -472,12 +473,19 @@ def world_there(study_json: str, split: Split, modules: Sequence[str], origin: s
     return world
 
 
+def must_be_there(what: str, device: str) -> None:
+    """Refuse a device that is none, or that this machine does not have."""
+    if device not in DEVICES:
+        raise choose(what, device, DEVICES)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"{what} is 'cuda' but this machine has no CUDA device; use cpu")
+
+
 @lru_cache(maxsize=2)
 def world_of(study_json: str, split_file: Path | None = None) -> World:
     """The world of a study (as JSON, so that a spawned worker can be told); with a saved split, that one."""
     study = Study.model_validate_json(study_json)
-    if study.engine.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("engine.device is 'cuda' but this machine has no CUDA device; use cpu")
+    must_be_there("engine.device", study.engine.device)
     dataset = dataset_of(study.data.model_dump_json(exclude=UNLOADED))
     if split_file is not None:
         return World(study, dataset, Split.load(split_file), restored=True)
