@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "fedloom"
 # Each layer may import itself and those before it. Engines know types and clients only: `run` hands them the rest.
 LAYERS = [
-    {"batches", "copies", "errors", "encoding", "seeds", "recent"},
+    {"batches", "copies", "errors", "encoding", "hints", "seeds", "recent"},
     {"wire", "registry"},
     {"settings", "types"},
     {"units", "models", "data", "augment"},

@@ -15,8 +15,11 @@ __all__ = [
     "RunError",
     "Unfit",
     "choose",
+    "line",
     "oxford",
 ]
+
+SHOWN = 500  # characters of what others say
 
 
 class FedloomError(Exception):
@@ -58,6 +61,15 @@ class Interrupted(FedloomError):
         super().__init__(f"stopped; nothing is lost. {how or f'Go on with: fedloom resume {folder}'}")
         self.folder = folder
         self.exit_code = 128 + signal_number  # as shells do
+
+
+def line(said: object) -> str:
+    """What somebody else said, as a line that can be shown and written down.
+
+    >>> line("no\ud800 room\x1b[2J\n")
+    'no? room?[2J?'
+    """
+    return "".join(each if each.isprintable() else "?" for each in str(said)[:SHOWN])
 
 
 def oxford(words: Iterable[object], last: str = "or") -> str:

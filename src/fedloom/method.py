@@ -82,7 +82,7 @@ class Method:
         """Whether it has stages in place of a round."""
         return type(self).round is Method.round
 
-    tells: ClassVar[frozenset[str]] = frozenset()  # numbers in its reports, beyond what every fit tells
+    tells: ClassVar[Mapping[str, float]] = {}  # numbers in its reports beyond what fits tell, and the least of each
 
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""

@@ -22,7 +22,7 @@ def evaluate(method: Any, client: Client, task: Task) -> Work[Report]:
     count = sum(counts)
     numbers = {"accuracy": sum(rights) / count, "loss": sum(losses) / count, "samples": count}
     numbers |= {f"accuracy_{name}": rights[at] / counts[at] for at, name in enumerate(parts) if name}
-    return Report(numbers=numbers, weight=count)
+    return Report(numbers=numbers)
 
 
 def test(method: Any, client: Client, task: Task) -> Work[Report]:

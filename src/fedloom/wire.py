@@ -24,8 +24,9 @@ from torch import Tensor
 
 from fedloom.encoding import Sparse, Ternary
 from fedloom.errors import FedloomError, InputError
+from fedloom.hints import fitting
 
-__all__ = ["WireError", "known", "load", "pack", "save", "size", "unpack"]
+__all__ = ["WireError", "fitting", "known", "load", "pack", "save", "size", "unpack"]
 
 known: dict[str, type] = {"Sparse": Sparse, "Ternary": Ternary}
 Class = TypeVar("Class", bound=type)
@@ -43,7 +44,7 @@ class WireError(FedloomError, ValueError):
 
 
 def travels(cls: Class) -> Class:
-    """Let a dataclass of plain data travel; decoding builds these classes and no others."""
+    """Let a dataclass of plain data travel; decoding builds these classes and no others, of what their fields say."""
     known[cls.__name__] = cls
     return cls
 
@@ -104,7 +105,7 @@ def _restore(skeleton: Any, tensors: Any) -> Any:
     if tag == "~dict":
         return {_restore(key, tensors): _restore(item, tensors) for key, item in body}
     if tag[1:] in known:
-        return known[tag[1:]](*(_restore(item, tensors) for item in body))
+        return fitting(known[tag[1:]](*(_restore(item, tensors) for item in body)))
     raise WireError(f"a message holds an unknown kind of object '{tag[1:]}'")
 
 

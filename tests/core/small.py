@@ -13,6 +13,7 @@ from fedloom.client import Client
 from fedloom.engine.local import Local
 from fedloom.engine.reference import Reference
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form
 from fedloom.network import Network
 from fedloom.policies.merge import Mean
 from fedloom.types import Images, Named, Samples, Task, Train
@@ -68,7 +69,7 @@ def client_of(rows: Sequence[int], network: Network | None = None, images: Image
 class Place:
     """Where the clients' data are: rows of the pictures, by client."""
 
-    filter, merge, deadline = None, Mean(), None
+    filter, merge, deadline, form = None, Mean(), None, Form(units=True)
 
     def __init__(
         self, network: Network, images: Images, rows: Sequence[Sequence[int]], jobs: Mapping[str, Any]
@@ -86,6 +87,15 @@ def fleet_of(place: Place, engine: Any = None, *, quorum: float = 0.5, train: Tr
     columns = {"samples": np.array([float(len(each)) for each in place.rows]), "capacity": np.ones(len(place.rows))}
     home = place.client(Task(0, 0), {})
     names = Named("test"), Named("test")
-    fleet = Fleet(columns, engine or Local(lambda: place), place.network, home, seed=7, names=names, quorum=quorum)
+    fleet = Fleet(
+        columns,
+        engine or Local(lambda: place),
+        place.network,
+        home,
+        seed=7,
+        names=names,
+        quorum=quorum,
+        form=place.form,
+    )
     fleet.begin(0, train or Train())
     return fleet

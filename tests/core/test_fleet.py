@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from fedloom.encoding import Sparse
 from fedloom.errors import RunError
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form, looked_at, nonsense
 from fedloom.policies.merge import Mean
 from fedloom.policies.select import Uniform
 from fedloom.types import Named, Report, Server, Train
@@ -25,8 +28,12 @@ def fleet_with(work, clients=4, quorum=0.5):
     return fleet_of(place, quorum=quorum)
 
 
+def good_report(number):
+    return Report({"last.bias": torch.zeros(3)}, 5.0, {"loss": 1.0 + number, "squared_loss": 2.0})
+
+
 def good(client):
-    return Report({"last.bias": torch.zeros(3)}, 5.0, {"loss": 1.0 + client.id, "squared_loss": 2.0})
+    return good_report(client.id)
 
 
 def work_that(returns):
@@ -127,27 +134,95 @@ NONSENSE = {
     "cut without where": (Report({"first.bias": torch.zeros(2)}), r"expected \(4,\)"),
     "nan": (Report(nan_of("last.weight")), "not finite"),
     "inf": (Report(nan_of("last.weight", torch.inf)), "not finite"),
-    "nan in another part": (Report(extra={"control": nan_of("last.bias")}), "not finite"),
+    "another part": (Report(extra={"control": nan_of("last.bias", 1.0)}), r"further parts are \['control'\]"),
     "nan number": (Report(numbers={"loss": float("nan")}), "number"),
     "inf weight": (Report(weight=float("inf")), "number"),
     "nan weight": (Report(weight=float("nan")), "number"),
     "negative weight": (Report(nan_of("last.bias", 1.0), weight=-5.0), "weight"),
-    "number that is none": (Report(numbers={"loss": "low"}), ""),
     "unknown group": (Report({"first.bias": torch.zeros(2)}, where={"fist": torch.tensor([0, 1])}), ""),
     "units that do not rise": (Report({"first.bias": torch.zeros(2)}, where={"first": torch.tensor([1, 0])}), ""),
     "units beyond the group": (Report({"first.bias": torch.zeros(2)}, where={"first": torch.tensor([1, 9])}), ""),
     "too many units": (Report({"first.bias": torch.zeros(4)}, where={"first": torch.tensor([0, 1, 2, 2])}), ""),
-    "class that does not exist": (Report({"last.bias": torch.zeros(3)}, classes=torch.tensor([0, 3])), ""),
+    "class that does not exist": (Report({"last.bias": torch.zeros(3)}, classes=torch.tensor([0, 3])), "classes"),
+    "a class twice": (Report({"last.bias": torch.zeros(3)}, classes=torch.tensor([0, 0])), "classes"),
+    "classes that are no numbers": (Report({"last.bias": torch.zeros(3)}, classes=torch.tensor([0.0, 1.0])), "classes"),
+    "a mask of units": (Report({"first.bias": torch.zeros(2)}, where={"first": torch.tensor([False, True])}), "rising"),
+}
+
+
+CONTROL = {"last.bias": torch.zeros(3)}
+ASKED = Form({"loss": -inf, "squared_loss": 0.0}, extra={"control": CONTROL})
+TOLD = Report({"last.bias": torch.zeros(3)}, 5.0, {"loss": -1.0, "squared_loss": 2.0}, extra={"control": CONTROL})
+UNREADABLE = {  # such as nobody makes here, but another may send
+    "no tensors": (replace(TOLD, tensors=5), "its tensors are not Mapping"),
+    "not a tensor": (replace(TOLD, tensors={"last.bias": 3.0}), "its tensors are not Mapping"),
+    "a number that is none": (replace(TOLD, numbers={"loss": "low", "squared_loss": 1.0}), "its numbers are not"),
+    "a number without a name": (replace(TOLD, numbers={("a", 1): 1.0}), "its numbers are not"),
+    "a number too large for a column": (replace(TOLD, numbers={"loss": 10**30}), "its numbers are not"),
+    "a number too large for a float": (replace(TOLD, numbers={"loss": 10**300}), "its numbers are not"),
+    "a truth for a weight": (replace(TOLD, weight=True), "its weight are not float"),
+    "half a letter": (replace(TOLD, numbers={**TOLD.numbers, "\ud800": 1.0}), "no text"),
+    "a tensor's name that cannot be shown": (replace(TOLD, tensors={"\ud800\x1b[2J": torch.zeros(3)}), r"'\?\?\[2J'"),
+    "a number left out": (replace(TOLD, numbers={"loss": 1.0}), "does not tell 'squared_loss'"),
+    "a number that cannot be": (replace(TOLD, numbers={"loss": 1.0, "squared_loss": -1.0}), "at least 0 is possible"),
+    "a part left out": (replace(TOLD, extra={}), r"further parts are \[\], expected \['control'\]"),
+    "a tensor of a part left out": (replace(TOLD, extra={"control": {}}), "holds no 'last.bias'"),
+    "a tensor that is not of a part": (
+        replace(TOLD, extra={"control": CONTROL | nan_of("first.bias", 1.0)}),
+        "'first.bias' was not asked for",
+    ),
+    "nan in a part": (replace(TOLD, extra={"control": nan_of("last.bias")}), "not finite"),
+    "units where all are trained": (replace(TOLD, where=HALF), "trained whole"),
+    "a shape of letters": (replace(TOLD, tensors={"last.bias": Sparse("xy", torch.ones(1), torch.zeros(1))}), "shape"),
     "places that do not fit": (
-        Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([7, 8], dtype=torch.int32))}),
-        "",
+        replace(TOLD, tensors={"last.bias": Sparse((3,), torch.ones(2), torch.tensor([7, 8], dtype=torch.int32))}),
+        "cannot be read",
     ),
     "more places than values": (
-        Report({"last.bias": Sparse((3,), torch.ones(2), torch.tensor([0], dtype=torch.int32))}),
-        "",
+        replace(TOLD, tensors={"last.bias": Sparse((3,), torch.ones(2), torch.tensor([0], dtype=torch.int32))}),
+        "cannot be read",
     ),
-    "not a tensor": (Report({"last.bias": 3.0}), ""),
 }
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_was_sent_is_nonsense_unless_it_is_what_was_asked_for(kind):
+    bad, reason = UNREADABLE[kind]
+    assert nonsense(TOLD, NETWORK, ASKED) == ""
+    assert re.search(reason, nonsense(bad, NETWORK, ASKED))
+
+
+def test_large_numbers_are_finite_though_their_squares_are_not():
+    large, nan = nan_of("last.weight", 1e30), nan_of("last.weight")
+    assert looked_at([Report(large), None, Report(nan), Report({"last.bias": torch.empty(0)})]) == [
+        True, None, False, True,
+    ]  # fmt: skip
+
+
+def test_who_looked_at_a_report_where_it_was_made_spares_the_server_its_decoding(monkeypatch):
+    report = Report({"last.bias": Sparse.of(torch.tensor([0.0, 1.0, 2.0]))})
+    monkeypatch.setattr(Sparse, "decode", lambda self: 1 / 0)
+    assert nonsense(report, NETWORK, sound=True) == ""
+    assert "ZeroDivisionError" in nonsense(report, NETWORK)
+
+
+def test_a_report_that_is_not_what_it_says_fails_where_it_is_made():
+    """Other processes and machines would not take it."""
+    fleet = fleet_with(work_that(lambda client: Report(numbers={"loss": "low"}) if client.id == 1 else good(client)))
+    assert [report.client for report in run(fleet)] == [0, 2, 3]
+    (failure,) = fleet.failed
+    assert (failure.kind, failure.message) == (
+        "raised", "TypeError: 'numbers' of a Report is not Mapping[str, float]",
+    )  # fmt: skip
+
+
+def test_a_report_that_does_not_count_leaves_no_numbers_in_the_ledger():
+    bad = replace(good_report(1), tensors={"lost.bias": torch.zeros(3)}, numbers={"loss": 1.0, "made up": 2.0})
+    fleet = fleet_with(work_that(lambda client: bad if client.id == 1 else good(client)))
+    run(fleet)
+    entry = next(entry for entry in fleet.ledger if entry["client"] == 1)
+    assert "made up" not in entry
+    assert (entry["parameters"], entry["failed"]) == (0, "nonsense")
 
 
 @pytest.mark.parametrize("kind", NONSENSE)

@@ -207,6 +207,20 @@ def test_what_pack_never_makes_is_refused(skeleton):
         wire.unpack(frame_of([], skeleton))
 
 
+@pytest.mark.parametrize("report", [
+    Report(tensors=5), Report({3: torch.ones(1)}), Report({"a": 3.0}), Report(weight=True), Report(weight=None),
+    Report(numbers={("a", 1): 1.0}), Report(numbers={"a": "b"}), Report(numbers={"a": 2**60}),
+    Report(numbers={"a": 10**300}), Report(where=[1]), Report(where={"a": 1}), Report(classes=3),
+    Report(extra={"control": torch.ones(1)}), Report({"a": Sparse("xy", torch.ones(1), torch.ones(1))}),
+    Report({"a": Ternary((3,), torch.ones(1), 1.0)}), Report(client=2**63), Report(client=1.0),
+    Task(0, 0, accepted=(1, 2, 3)), Task(0, 0, inbox={0: 1}), Task(0, 0, only=("a", 1)), Train(lr="fast"), Named(3),
+    Failure(0, 0, 0, "raised", None),
+])  # fmt: skip
+def test_a_data_class_of_anything_but_what_it_says_is_refused(report):
+    with pytest.raises(WireError, match="is not"):
+        wire.unpack(wire.pack({"body": [report]}))
+
+
 def test_a_deep_frame_is_refused():
     header = b"[[]," + b"[" * 100_000 + b"]" * 100_000 + b"]"
     with pytest.raises(WireError):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
+from fedloom import __version__
+from fedloom.deploy.messages import PROTOCOL
 from fedloom.deploy.roster import Roster
 from fedloom.deploy.serve import fix
 from fedloom.runs.study import resolve
@@ -62,6 +66,58 @@ def test_the_status_file_is_written_from_many_threads(tmp_path):
         list(pool.map(lambda _: roster.write(now=True), range(400)))
     assert json.loads(roster.file.read_text())["clients"][0]["name"] == "one"
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+FACTS = {
+    "name": "one", "protocol": PROTOCOL, "fedloom": __version__, "torch": "2.13", "python": "3.11", "samples": 5,
+    "capacity": 1, "shape": [1, 8, 8], "class_names": ["a", "b"], "levels": np.ones((1, 256), np.int64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, ""),
+        *(({name: torch.ones(2)}, "one") for name in FACTS),
+        *(({name: None}, "one") for name in FACTS),
+        ({"refuses": torch.ones(2)}, "tensor"),
+        ({"refuses": "\ud800 no"}, r"\? no"),
+        ({"fedloom": "\x1b[2J0.0"}, r"runs fedloom \?\[2J0.0, the server"),
+        ({"name": "two"}, "calls itself 'two'"),
+        ({"samples": 0}, "has 0 samples"),
+        ({"samples": True}, "'samples'"),
+        ({"samples": 2**62}, "samples to train on"),
+        ({"capacity": float("nan")}, "capacity nan"),
+        ({"shape": [8, 8]}, r"shape \[8, 8\]"),
+        ({"shape": [1, 8, 0]}, "shape"),
+        ({"class_names": []}, "name its classes"),
+        ({"levels": np.ones((3, 256), np.int64)}, "grey levels"),
+        ({"levels": np.full((1, 256), -1)}, "grey levels"),
+        ({"levels": np.full((1, 256), 2**62)}, "grey levels"),
+    ],
+)
+def test_who_says_nonsense_of_itself_is_refused_with_a_sentence(facts, reason, tmp_path):
+    roster = Answering(hello=FACTS | facts)
+    roster.file = tmp_path / "status.json"
+    roster.greet()
+    member = roster.members[0]
+    assert (member.state, bool(member.reason)) == (("refused", True) if facts else ("connected", False))
+    assert re.search(reason, member.reason)
+    assert member.reason.isprintable()
+    assert json.loads(roster.file.read_text())["clients"][0]["state"] == member.state
+
+
+@pytest.mark.parametrize("left_out", FACTS)
+def test_who_does_not_say_all_is_refused_with_a_sentence(left_out):
+    roster = Answering(hello={name: fact for name, fact in FACTS.items() if name != left_out})
+    roster.greet()
+    assert roster.members[0].state == "refused"
+
+
+def test_who_refuses_in_another_way_than_by_a_sentence_is_refused_too():
+    roster, member = connected(setup={"refuses": torch.ones(2)})
+    roster.set_up({0: {}})
+    assert (member.state, member.reason) == ("refused", "tensor([1., 1.])")
 
 
 @pytest.mark.parametrize(("method", "mean"), [("fedavg", 0.5), ("fedcpn", 51 / 255)])

@@ -25,6 +25,7 @@ from fedloom.engine.ray import Ray
 from fedloom.engine.reference import Reference
 from fedloom.engine.worker import Trainer
 from fedloom.fleet.fleet import Engine, Fleet
+from fedloom.fleet.nonsense import FREE, Form
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.merge import Mean, Merge
@@ -43,6 +44,7 @@ class Idle:
     filter: Callable[[Client, Report], Report] | None = None
     merge: Merge = Mean()
     deadline: float | None = None
+    form: Form = FREE
 
     def __init__(self) -> None:
         self.network = Network(partial(build, "lenet5", channels=1, classes=10, size=28), (1, 28, 28), 10)

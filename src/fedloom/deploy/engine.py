@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from fedloom.engine import memory
 from fedloom.engine.local import solve
 from fedloom.engine.states import States
 from fedloom.engine.worker import Workplace
+from fedloom.errors import line
 from fedloom.fleet.outgoing import arrived
-from fedloom.types import NEVER, Failure, Moment, Outcome, Report, Server, Task
+from fedloom.types import NEVER, Failure, Moment, Outcome, Server, Task
 
 __all__ = ["Flower"]
 
@@ -134,14 +134,15 @@ class Flower:
         if told != (task.client, task.round, task.stage, task.job):
             return self._failed(task, "nonsense", f"it reports on another task: client, round, stage, job are {told}")
         failure, report = claimed.failure, claimed.report
-        if isinstance(failure, Failure):
+        if failure is not None:
             kind = failure.kind if failure.kind in ("raised", "late", "nonsense", "lost") else "raised"
-            return self._failed(task, kind, str(failure.message)[:500])
-        if not isinstance(report, Report):
+            return self._failed(task, kind, failure.message[:500])
+        if report is None:
             return self._failed(task, "nonsense", "the outcome holds no report")
         elapsed, member = time.monotonic() - at, self.roster.members[task.client]
-        seconds = claimed.seconds if isinstance(claimed.seconds, float) and isfinite(claimed.seconds) else elapsed
-        peak = claimed.peak_memory_bytes if isinstance(claimed.peak_memory_bytes, int) else None
+        if report.weight > (samples := member.facts["samples"]):
+            return self._failed(task, "nonsense", f"its weight is {report.weight:g}, but it has {samples} samples")
+        peak = claimed.peak_memory_bytes
         member.reports += task.job == "work"
         member.last = f"{task.job} of round {task.round + 1}"
         return Outcome(
@@ -149,7 +150,8 @@ class Flower:
             download_bytes=_count(claimed.download_bytes), upload_bytes=_count(claimed.upload_bytes),
             macs=_count(claimed.macs), forward_macs=_count(claimed.forward_macs),
             step_memory_bytes=_count(claimed.step_memory_bytes),
-            parameters=_count(claimed.parameters), seconds=min(max(0.0, seconds), elapsed), peak_memory_bytes=peak,
+            parameters=_count(claimed.parameters), seconds=min(max(0.0, claimed.seconds), elapsed),
+            peak_memory_bytes=None if peak is None else _count(peak),
         )  # fmt: skip
 
     def _counted(self, task: Task, outcome: Outcome) -> Outcome:
@@ -159,11 +161,11 @@ class Flower:
             return outcome
         return replace(
             outcome, download_bytes=wire.size(task), upload_bytes=task.copies * wire.size(report),
-            parameters=sum(prod(getattr(value, "shape", ())) for value in report.tensors.values()),
+            parameters=sum(value.numel() for value in report.tensors.values()),
         )  # fmt: skip
 
     def _failed(self, task: Task, kind: str, message: str) -> Outcome:
-        member = self.roster.members[task.client]
+        member, message = self.roster.members[task.client], line(message)
         member.failures, member.last = member.failures + 1, f"{kind} in round {task.round + 1}: {message}"
         failure = Failure(task.client, task.round, task.stage, kind, message)
         return Outcome(task.client, task.round, task.stage, task.job, failure=failure)
@@ -183,6 +185,6 @@ class Flower:
         """Nothing to let go of: the grid belongs to whoever made it."""
 
 
-def _count(claimed: object) -> int:
-    """A number that a client tells of itself and that can be one."""
-    return claimed if isinstance(claimed, int) and claimed >= 0 else 0
+def _count(claimed: int) -> int:
+    """What a client tells of itself, if it can be true; even the sum over a thousand clients fits into 64 bits."""
+    return claimed if 0 <= claimed < 2**53 else 0

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -17,12 +16,28 @@ import torch
 from fedloom import __version__, wire
 from fedloom.deploy.folder import extra
 from fedloom.deploy.messages import KINDS, PROTOCOL, SMALL, Letter, body_of, read, write
-from fedloom.errors import InputError
+from fedloom.errors import InputError, line
+from fedloom.hints import misfit
 
 __all__ = ["Member", "Roster", "Sent", "Traffic", "agreed", "registered"]
 
 HELLO = 60.0  # seconds a client has to say who it is
 PAUSES = (0.01, 0.25)  # seconds between looks for answers, growing
+
+
+class Facts(TypedDict):
+    """What a client tells of itself when it joins."""
+
+    name: str
+    protocol: int
+    fedloom: str
+    torch: str
+    python: str
+    samples: int
+    capacity: float
+    shape: list[int]
+    class_names: list[str]
+    levels: np.ndarray
 
 
 @dataclass
@@ -142,10 +157,10 @@ class Roster:
         """Tell clients what the run is about."""
         for number, answer in self.ask("setup", bodies, HELLO).items():
             member = self.members[number]
-            refused = answer if isinstance(answer, str) else answer.get("refuses", "")
+            refused = answer if isinstance(answer, str) else line(answer.get("refuses", ""))
             member.ready = not refused
             if refused:
-                member.state, member.reason = "refused", str(refused)[:500]
+                member.state, member.reason = "refused", refused
             if isinstance(answer, str):  # it may answer yet
                 member.state, member.greeted = "absent", ""
 
@@ -234,7 +249,7 @@ def _trouble(error: Any) -> dict[str, Any] | str:
     from flwr.common.constant import ErrorCode
 
     if error.code in (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION):
-        return {"raised": str(error.reason)[:500]}
+        return {"raised": str(error.reason)}
     if error.code == ErrorCode.UNKNOWN:
         return {"nonsense": str(error.reason)}
     return f"the device is gone: {error.reason}"
@@ -242,29 +257,28 @@ def _trouble(error: Any) -> dict[str, Any] | str:
 
 def _flaw(member: Member, facts: Mapping[str, Any]) -> str:
     """Why what a client says of itself cannot be used; empty if it can."""
-    if refuses := facts.get("refuses"):
-        return str(refuses)[:500]
-    if facts.get("protocol") != PROTOCOL or facts.get("fedloom") != __version__:
-        return (
-            f"'{member.name}' runs fedloom {str(facts.get('fedloom'))[:20]}, the server {__version__}; "
-            "install the same version"
-        )
-    if facts.get("name") != member.name:
-        return f"a client with the key of '{member.name}' calls itself '{str(facts.get('name'))[:64]}'"
-    samples, capacity, names = facts.get("samples"), facts.get("capacity"), facts.get("class_names")
-    if not (isinstance(samples, int) and 0 < samples < 2**40):
-        return f"'{member.name}' has {samples!r} samples to train on"
-    if not (isinstance(capacity, float | int) and isfinite(capacity) and 0 < capacity <= 1):
-        return f"'{member.name}' has capacity {capacity!r}; allowed: above 0, at most 1"
-    shape, counts = facts.get("shape"), facts.get("levels")
-    if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(side, int) and side > 0 for side in shape)):
-        return f"'{member.name}' has images of shape {shape!r}"
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+    if "refuses" in facts:
+        return line(facts["refuses"])
+    version = line(facts.get("fedloom"))
+    if version != __version__ or str(facts.get("protocol")) != str(PROTOCOL):
+        return f"'{member.name}' runs fedloom {version[:20]}, the server {__version__}; install the same version"
+    if wrong := misfit(facts, Facts):
+        return f"'{member.name}' tells no '{wrong}', or one that makes no sense"
+    if facts["name"] != member.name:
+        return f"a client with the key of '{member.name}' calls itself '{line(facts['name'])[:64]}'"
+    if not 0 < facts["samples"] < 2**40:
+        return f"'{member.name}' has {facts['samples']} samples to train on"
+    if not 0 < facts["capacity"] <= 1:
+        return f"'{member.name}' has capacity {facts['capacity']}; allowed: above 0, at most 1"
+    if len(facts["shape"]) != 3 or min(facts["shape"]) < 1:
+        return f"'{member.name}' has images of shape {line(facts['shape'])}"
+    if not facts["class_names"]:
         return f"'{member.name}' does not name its classes"
-    if not (isinstance(counts, np.ndarray) and counts.shape == (shape[0], 256) and counts.dtype.kind == "i"):
+    counts = facts["levels"]
+    if counts.shape != (facts["shape"][0], 256) or counts.dtype.kind != "i":
         return f"'{member.name}' does not count the grey levels of its images"
-    if counts.min() < 0 or not counts.sum(1).all():
-        return f"'{member.name}' counts grey levels below zero, or none"
+    if counts.min() < 0 or counts.max() >= 2**53 or not counts.sum(1).all():
+        return f"'{member.name}' counts grey levels below zero, none or too many"
     return ""
 
 

@@ -80,7 +80,7 @@ class Worker:
 
     def _set_aside(self, outcome: Outcome) -> Outcome:
         """Keep a report until it is known whether it counts."""
-        bare = kept_back(outcome, self.place.network)
+        bare = kept_back(outcome, self.place.network, self.place.form)
         if outcome.report is not None and bare.failure is None:
             self.reports[outcome.client] = outcome.report
         return bare

@@ -7,27 +7,27 @@ from dataclasses import replace
 from fedloom import wire
 from fedloom.engine.worker import Workplace
 from fedloom.fleet.blocks import Summed, Sums
-from fedloom.fleet.nonsense import nonsense
+from fedloom.fleet.nonsense import Form, nonsense
 from fedloom.network import Network
 from fedloom.types import Failure, Outcome, Report, Server, Tensors
 
 __all__ = ["added", "kept_back"]
 
 
-def kept_back(outcome: Outcome, network: Network) -> Outcome:
+def kept_back(outcome: Outcome, network: Network, form: Form) -> Outcome:
     """What goes on where a report is added up here: it has no tensors; one that cannot be used is a failure."""
     report = outcome.report
     if report is None:
         return outcome
-    bare = replace(outcome, report=Report({}, report.weight, report.numbers, client=report.client))
-    if not (reason := nonsense(report, network, sound=outcome.finite)):
-        return bare
-    return replace(bare, failure=Failure(outcome.client, outcome.round, outcome.stage, "nonsense", reason))
+    if reason := nonsense(report, network, form, outcome.finite):
+        failure = Failure(outcome.client, outcome.round, outcome.stage, "nonsense", reason)
+        return replace(outcome, report=None, parameters=0, failure=failure)
+    return replace(outcome, report=Report({}, report.weight, report.numbers, client=report.client))
 
 
 def added(place: Workplace, model: Tensors, outcomes: list[Outcome]) -> tuple[list[Outcome], Sums | None]:
     """Outcomes without tensors and the sum of their reports; or the outcomes as they are, if that is less to send."""
-    bare = [kept_back(outcome, place.network) for outcome in outcomes]
+    bare = [kept_back(outcome, place.network, place.form) for outcome in outcomes]
     reports = [
         outcome.report
         for outcome, kept in zip(outcomes, bare, strict=True)

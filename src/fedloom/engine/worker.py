@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fedloom import wire
 from fedloom.client import Client
 from fedloom.engine import memory
-from fedloom.fleet.nonsense import looked_at
+from fedloom.fleet.nonsense import Form, looked_at
 from fedloom.fleet.outgoing import arrived
 from fedloom.network import Network
 from fedloom.policies.merge import Merge
@@ -56,6 +56,10 @@ class Workplace(Protocol):
         """How the method joins reports."""
 
     @property
+    def form(self) -> Form:
+        """What reports of the method's work must hold."""
+
+    @property
     def jobs(self) -> Mapping[str, Callable[[Client, Task], Generator[Any, Any, Report]]]:
         """What a task can ask for."""
 
@@ -67,8 +71,7 @@ class _Job:
     """One client's generator under way; whatever fails in it fails as this client."""
 
     def __init__(self, place: Workplace, task: Task, state: dict[str, Any]) -> None:
-        self.place, self.task, self.state, self.before = place, task, state, dict(state)
-        self.network = place.network
+        self.place, self.network, self.task, self.state, self.before = place, place.network, task, state, dict(state)
         self.download_bytes = self.upload_bytes = self.macs = self.forward_macs = self.step_memory = 0
         self.generator: Generator[Any, Any, Report] | None = None
         self.requests: tuple[Any, ...] | None = ()  # None: nothing more to come
@@ -126,7 +129,8 @@ class _Job:
         if self.place.filter is not None and task.job == "work":
             report = self.place.filter(client, report)
         report = replace(report, client=task.client)
-        self.upload_bytes = task.copies * wire.size(report)  # here, so that what cannot travel fails as this client
+        # Here, so that what cannot travel fails as this client.
+        self.upload_bytes = task.copies * wire.size(wire.fitting(report))
         if _changed(self.before, self.state):
             wire.size(self.state)
         return report
@@ -143,11 +147,10 @@ class _Job:
         # A client that tried several models tells the cost of the one that it sent.
         forward = int((self.report.numbers if self.report else {}).get("forward_macs", self.forward_macs))
         proposes = self.report is not None and task.job == "work" and _changed(self.before, self.state)
-        # A report may hold anything (the fleet refuses nonsense later); what is no tensor has no elements.
         return Outcome(
             task.client, task.round, task.stage, task.job, self.report, self.failure, self.state if proposes else None,
             self.download_bytes, self.upload_bytes, self.macs, forward, self.seconds,
-            peak if self.report else None, self.step_memory, sum(getattr(value, "numel", int)() for value in sent),
+            peak if self.report else None, self.step_memory, sum(value.numel() for value in sent),
             finite,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from fedloom.client import Client
 from fedloom.errors import RunError
 from fedloom.fleet.blocks import Blocks, Joined, Reduction, Summed
 from fedloom.fleet.clock import seconds_of
-from fedloom.fleet.nonsense import nonsense
+from fedloom.fleet.nonsense import FREE, Form, nonsense
 from fedloom.fleet.outgoing import Turns, unanswered
 from fedloom.fleet.traces import presence
 from fedloom.network import Network
@@ -88,6 +88,7 @@ class Fleet:
         others: Sequence[Network] = (),
         quorum: float = 0.5,
         deadline: float | None = None,
+        form: Form = FREE,
         shown: Callable[[Server], Tensors] = lambda server: server.tensors,
         completed: Callable[[Server, Fleet], Server] = lambda server, fleet: server,
     ) -> None:
@@ -96,7 +97,7 @@ class Fleet:
         last = dict(zip(("round", "stage", "asked"), (*NEVER, NEVER[0]), strict=True)) | dict.fromkeys(LEARNED, np.nan)
         self.columns |= {name: np.full(self.size, value) for name, value in last.items()}
         self.engine, self.networks, self.home, self.seed = engine, (network, *others), home, seed
-        self.quorum, self.deadline, self.shown, self._completed = quorum, deadline, shown, completed
+        self.quorum, self.deadline, self.form, self.shown, self._completed = quorum, deadline, form, shown, completed
         self.method, *self.models = names
         self.begin(0, Train())
 
@@ -181,13 +182,13 @@ class Fleet:
             model=self.models[kind], kind=kind, base=parts,
         )  # fmt: skip
 
-    def run(self, tasks: Iterable[Task], quorum: float | None = None, like: Tensors | None = None) -> Iterator[Report]:
+    def run(self, tasks: Iterable[Task], quorum: float | None = None, form: Form | None = None) -> Iterator[Report]:
         """Reports of the clients that did their work, in the order of the tasks; RunError below the quorum.
 
-        Reports hold tensors of the client's model, or tensors like these.
+        They hold what every report of the method must, or what this form says instead.
         """
         turns, needed = Turns(tasks, self._drops_out), self.quorum if quorum is None else quorum
-        return self._stream(self.engine.run(turns), turns, needed, like)
+        return self._stream(self.engine.run(turns), turns, needed, form or self.form)
 
     def join(self, merge: Merge, server: Server, tasks: Iterable[Task]) -> Joined:
         """Run tasks of which only the joined reports are wanted; an engine may add them up where they are made."""
@@ -199,15 +200,15 @@ class Fleet:
         settled = self.deadline is None and bool(np.isinf(self._leaves).all())  # nobody will turn out late, or gone
         blocks = self.engine.reduce(merge, server, settled) or Blocks(self.engine.run, partial(merge.begin, server))
         turns = Turns(tasks, self._drops_out)
-        for report in self._stream(blocks.run(turns), turns, self.quorum):
+        for report in self._stream(blocks.run(turns), turns, self.quorum, self.form):
             blocks.add(report)
         joined.combine(blocks.sums())
         return joined
 
-    def ask(self, question: str, tasks: Iterable[Task]) -> Iterator[Report]:
-        """Answers to a question; clients that fail to answer are left out."""
+    def ask(self, question: str, tasks: Iterable[Task], form: Form = FREE) -> Iterator[Report]:
+        """Answers to a question, of this form; clients that fail to answer are left out."""
         turns = Turns((replace(task, job=question) for task in tasks), lambda task: False)
-        return self._stream(self.engine.run(turns), turns, needed=0.0)
+        return self._stream(self.engine.run(turns), turns, 0.0, form)
 
     def solve(self, *requests: Any) -> list[Any]:
         """The server's own heavy work, on `home` data: one answer a request."""
@@ -227,9 +228,7 @@ class Fleet:
         self.failed.append(Failure(outcome.client, outcome.round, outcome.stage, kind, reason, trace))
         self.ledger.append(outcome.entry() | {"virtual_seconds": 0.0, "failed": kind, "reason": reason})
 
-    def _stream(
-        self, outcomes: Iterable[Outcome], turns: Turns, needed: float, like: Tensors | None = None
-    ) -> Iterator[Report]:
+    def _stream(self, outcomes: Iterable[Outcome], turns: Turns, needed: float, form: Form) -> Iterator[Report]:
         answered, slowest, before = 0, 0.0, len(self.failed)
         waited = False  # for somebody who never reports: the server cannot know, and waits for the deadline
         # A task does not start from what others of the same call brought: engines pull them ahead by more or less.
@@ -242,11 +241,10 @@ class Fleet:
                     why = (failure.kind, failure.message, failure.trace) if failure else ("lost", "no report")
                     self._fail(outcome, *why)
                     continue
-                if reason := nonsense(report, self.networks[self.kind(outcome.client)], like, outcome.finite):
-                    self._fail(outcome, "nonsense", reason)
+                if reason := nonsense(report, self.networks[self.kind(outcome.client)], form, outcome.finite):
+                    self._fail(replace(outcome, report=None, parameters=0), "nonsense", reason)
                     continue
-                simulated = "speed" in self.columns  # then computed, else measured
-                seconds = seconds_of(outcome, self.columns, self.generator) if simulated else outcome.seconds
+                seconds = seconds_of(outcome, self.columns, self.generator)
                 if outcome.job == "work":
                     stays = self._leaves[outcome.client] - self.elapsed
                     if self.deadline is not None and min(seconds, stays) > self.deadline:

@@ -7,7 +7,7 @@ a round; its images are drawn from the study's seed and need not travel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -67,7 +67,7 @@ class Answering(Method):
         total = torch.zeros(size, network.classes, dtype=torch.float64, device=network.device)
         tasks = (fleet.task(client, parts, numbers=numbers) for client in self.select(fleet, server))
         count = 0
-        for report in fleet.run(tasks, like=like):
+        for report in fleet.run(tasks, form=replace(fleet.form, tensors=like)):
             total += dense(report.tensors[ANSWERS])
             count += 1
         if count:

@@ -67,7 +67,8 @@ class FedAMP(FedAvg):
         models = dict(self._models(server))
         cohort = self.select(fleet, server)
         mixed = zip(cohort, self.mixtures(server, [str(client) for client in cohort]), strict=True)
-        for report in fleet.run(self._told(fleet, client, mixture) for client, mixture in mixed):
+        tasks = (self._told(fleet, client, mixture) for client, mixture in mixed)
+        for report in fleet.run(tasks, form=replace(fleet.form, tensors=self.sent(server))):
             models[str(report.client)] = {name: dense(value) for name, value in report.tensors.items()}
         server.memory["models"] = models
         return server.next(server.tensors)

@@ -61,7 +61,7 @@ class FedDF(FedAvg):
         for report in fleet.run(self.task(sides[fleet.kind(client)], fleet, client) for client in cohort):
             kind = fleet.kind(report.client)
             means[kind].add(report)
-            teacher = {name: dense(value) for name, value in report.tensors.items()}
+            teacher = sides[kind].tensors | {name: dense(value) for name, value in report.tensors.items()}
             (read,) = fleet.solve(Measure(teacher, Answers(len(public)), public, kind=kind))
             total, count = total + read["logits"], count + 1
         students = [mean.result() for mean in means]

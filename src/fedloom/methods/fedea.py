@@ -32,6 +32,7 @@ from torch import nn
 from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.unasked import refuse
 from fedloom.models.narrowed import remade
@@ -174,7 +175,8 @@ class FedEA(FedAvg):
             full = units.place(individual["tensors"], where, server.tensors)
             memory = dict(individual.get("memory", {}))  # of a server's optimiser, which is each individual's own
             joined = self.merge.begin(replace(server, tensors=full, memory=memory))
-            for report in fleet.run(self._tasks(server, fleet, cohort, number, individual), quorum=0.0):
+            tasks, form = self._tasks(server, fleet, cohort, number, individual), replace(fleet.form, units=True)
+            for report in fleet.run(tasks, quorum=0.0, form=form):
                 joined.add(report)
                 answered += 1
             asked = answered + len(fleet.failed) - failed
@@ -194,7 +196,7 @@ class FedEA(FedAvg):
         for number, individual in enumerate(tried):
             right = samples = 0.0
             tasks = () if "out" in individual else self._tasks(server, fleet, cohort, number, individual)
-            for answer in fleet.ask("validate", tasks):
+            for answer in fleet.ask("validate", tasks, Form({"right": 0.0, "samples": 0.0})):
                 right += answer.numbers["right"]
                 samples += answer.numbers["samples"]
             rates = self.rates(server.network, individual) if samples else {}

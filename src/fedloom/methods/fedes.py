@@ -98,7 +98,8 @@ class FedES(FedAvg):
         """Algorithm 1: send, join the survivors, evolve."""
         joined, names = self.merge.begin(server), Genes.of(server.network).names
         tried = {}
-        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
+        form = replace(fleet.form, numbers={**fleet.form.numbers, **dict.fromkeys([*names, "won"], 0.0)})
+        for report in fleet.run((self.task(server, fleet, client) for client in self.select(fleet, server)), form=form):
             joined.add(report)
             chromosome = np.array([report.numbers[name] for name in names])
             tried[report.client] = chromosome, bool(report.numbers["won"])

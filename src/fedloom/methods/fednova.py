@@ -12,7 +12,9 @@ samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
@@ -48,7 +50,7 @@ class FedNova(FedAvg):
 
     mu: Annotated[float, Ge(0), "weight of the proximal term; 0: none"] = 0.0
     merge: Merge = Normalised()
-    tells: ClassVar[frozenset[str]] = frozenset({"normaliser"})
+    tells: ClassVar[Mapping[str, float]] = {"normaliser": -inf}
 
     def check(self) -> None:
         """a_i is about steps of one and the same model."""

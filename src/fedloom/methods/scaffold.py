@@ -61,7 +61,8 @@ class Scaffold(FedAvg):
         control = self._control(server)
         joined = self.merge.begin(server)
         moved = {name: torch.zeros_like(c, dtype=torch.float64) for name, c in control.items()}
-        for report in fleet.run(self.task(server, fleet, client) for client in self.select(fleet, server)):
+        tasks = (self.task(server, fleet, client) for client in self.select(fleet, server))
+        for report in fleet.run(tasks, form=replace(fleet.form, extra={"control": control})):
             joined.add(report)
             for name, change in report.extra["control"].items():
                 moved[name].add_(dense(change))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
 import torch
 from annotated_types import Ge, Gt
+from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.copies import to_device
 from fedloom.encoding import Sparse, dense, mask_of
 from fedloom.registry import register
 from fedloom.types import Report
@@ -46,12 +49,16 @@ class Clip:
         moves |= {name: moves[name] * mask for name, mask in masks.items()}
         length = torch.stack([torch.linalg.vector_norm(move) for move in moves.values()]).norm()
         shrink = (self.norm / length.clamp(min=1e-12)).clamp(max=1.0)
-        generator, left = client.noise("noise"), dict(report.tensors)
-        for name, move in moves.items():
-            tensor = sent[name] + move * shrink
-            if self.noise:
-                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-                tensor = tensor + (drawn * self.noise * self.norm).to(tensor)
+        left, clipped = dict(report.tensors), [sent[name] + move * shrink for name, move in moves.items()]
+        if self.noise:
+            clipped = [tensor + drawn for tensor, drawn in zip(clipped, self.drawn(client, clipped), strict=True)]
+        for name, tensor in zip(moves, clipped, strict=True):
             # What was not there before, and so does not vote, is not there afterwards.
             left[name] = Sparse.of(tensor, masks[name], partial=True) if name in masks else tensor
         return replace(report, tensors=left)
+
+    def drawn(self, client: Client, like: Sequence[Tensor]) -> list[Tensor]:
+        """Noise for tensors of one type, drawn in float64 on the host and brought to them together."""
+        generator, dtype = client.noise("noise"), like[0].dtype
+        drawn = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64) for tensor in like]
+        return to_device([(each * self.noise * self.norm).to(dtype) for each in drawn], like[0].device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -38,9 +38,9 @@ class Merge(Protocol):
         """An empty merge over the server's tensors."""
 
 
-def check_merge(merge: Merge, method: str, tells: frozenset[str], adapts: bool) -> None:
+def check_merge(merge: Merge, method: str, tells: Mapping[str, float], adapts: bool) -> None:
     """Refuse a merge under a method whose reports tell just these numbers, of parts of the model if it adapts."""
-    if missing := merge.needs - tells:
+    if missing := merge.needs - tells.keys():
         raise InputError(f"merge needs {', '.join(missing)} in every report, which {method} does not tell; use fednova")
     if merge.whole and adapts:
         raise InputError(

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedloom.client import Client
+from fedloom.network import Network
 from fedloom.policies.steady import steady
 from fedloom.questions import QUESTIONS
 from fedloom.types import Batch, Measure, Model, Report, Task, Tensors, Work
 
-__all__ = ["NormMoments", "completed", "statistics"]
+__all__ = ["NormMoments", "completed", "statistics", "told"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,13 @@ class NormMoments:
                     hooks.enter_context(layer.register_forward_pre_hook(reader(path)))
             module(batch.x)
         return sums
+
+
+def told(network: Network) -> list[str]:
+    """The names of all statistics that are told: those of the layers that an image reaches."""
+    layers = [path for path in network.called if isinstance(network.module.get_submodule(path), _NormBase)]
+    names = [f"{layer}.{what}" for layer in layers for what in ("running_mean", "running_var")]
+    return [name for name in names if name in network.buffers]
 
 
 def completed(client: Client, tensors: Tensors) -> Work[Tensors]:

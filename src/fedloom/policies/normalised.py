@@ -50,7 +50,7 @@ class Changes:
         self.effective += report.weight * (size if self.rule.effective == "normaliser" else report.numbers["steps"])
         for name, value in report.tensors.items():
             old = self.server.tensors[name]
-            per_step = 1.0 if name in self.server.network.buffers else 1 / size
+            per_step = 1.0 if name in self.server.network.buffers else 1 / size if size else 0.0
             if name not in self.total:
                 self.total[name] = torch.zeros_like(old, dtype=torch.float64)
             self.total[name].add_(dense(value).double() - old.double(), alpha=report.weight * per_step)

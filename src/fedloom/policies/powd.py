@@ -16,6 +16,7 @@ from annotated_types import Ge
 
 from fedloom.client import Client
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form
 from fedloom.policies.select import Floats, Fraction, by_data, cohort_size, drawn
 from fedloom.questions import QUESTIONS
 from fedloom.readings import Accuracy
@@ -47,7 +48,8 @@ class PowerOfChoice:
     def _asked(self, fleet: Fleet, server: Server, pool: np.ndarray) -> Floats:
         """What each candidate answers; those who do not come last."""
         told = dict.fromkeys(pool.tolist(), -np.inf)
-        for report in fleet.ask("loss", fleet.show(server, sorted(told), {"samples": float(self.samples)})):
+        shown = fleet.show(server, sorted(told), {"samples": float(self.samples)})
+        for report in fleet.ask("loss", shown, Form({"loss": -np.inf})):
             told[report.client] = report.numbers["loss"]
         return np.array([told[client] for client in pool.tolist()])
 
@@ -57,7 +59,7 @@ def loss(method: Any, client: Client, task: Task) -> Work[Report]:
     tensors = yield from method.final(client, task)
     seen = client.normed(client.some(int(task.numbers.get("samples", 0)), "loss"))
     read = yield Measure(tensors, Accuracy(training=True), seen)
-    return Report(numbers={"loss": float(read["loss"]) / len(seen)}, weight=float(len(seen)))
+    return Report(numbers={"loss": float(read["loss"]) / len(seen)})
 
 
 QUESTIONS["loss"] = loss

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from fedloom.encoding import dense
 from fedloom.errors import RunError
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form
 from fedloom.network import Network
 from fedloom.policies import moments
 from fedloom.policies.layers import layers_of
@@ -113,7 +114,9 @@ class Static(AllTensors):
         count = max(1, round(self.asked * len(here)))
         clients = np.sort(fleet.generator("statistics").choice(here, count, replace=False))
         parts, weight, sums = {"model": server.tensors}, 0.0, dict[str, torch.Tensor]()
-        for report in fleet.ask(moments.statistics.__name__, (fleet.task(int(client), parts) for client in clients)):
+        told_of = {name: server.tensors[name] for name in moments.told(server.network)}
+        tasks = (fleet.task(int(client), parts) for client in clients)
+        for report in fleet.ask(moments.statistics.__name__, tasks, Form(tensors=told_of)):
             weight += report.weight
             for name, moment in report.tensors.items():
                 told = dense(moment).double()

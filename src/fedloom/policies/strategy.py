@@ -80,8 +80,9 @@ class Strategy:
         after = {name: column.copy() for name, column in population.items()}
         covariance, won = population["covariance"], []
         whiten, fade = power(covariance, -0.5), 1 - self.path_rate
-        for client, (offspring, better) in sorted(tried.items()):
+        for client, (told, better) in sorted(tried.items()):
             sigma = float(population["sigma"][client])
+            offspring = np.clip(told, self.least, population["most"][client])
             move = (offspring - population["genes"][client]) / sigma if sigma else np.zeros_like(offspring)
             after["tried"][client] += 1
             after["path"][client] *= fade

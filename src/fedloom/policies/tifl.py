@@ -19,6 +19,7 @@ import numpy as np
 from annotated_types import Ge
 
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form
 from fedloom.policies.select import Floats, Fraction, cohort_size, without
 from fedloom.registry import register
 from fedloom.types import Server
@@ -82,7 +83,8 @@ class TiFL:
         merit = -fleet.columns["loss"]
         if self.judge == "accuracy":
             merit = np.full(fleet.size, np.nan)
-            for report in fleet.ask("evaluate", fleet.show(fleet.completed(server), fleet.available)):
+            shown = fleet.show(fleet.completed(server), fleet.available)
+            for report in fleet.ask("evaluate", shown, Form({"accuracy": 0.0})):
                 merit[report.client] = report.numbers["accuracy"]
         known = ~np.isnan(merit)
         count = np.bincount(tier_of[known], minlength=number)

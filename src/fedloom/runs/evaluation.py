@@ -12,6 +12,7 @@ import numpy as np
 
 from fedloom.copies import on_host
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import Form
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.gap import WHOLE
@@ -76,10 +77,11 @@ def evaluate(method: Method, server: Server, fleet: Fleet, most: int = 1000) -> 
         # everybody has a model of its own; who never trained has none.
         parts = {"model": tensors}
         made = (fleet.task(client, parts) for client in asked[looking_on])
-        told = list(fleet.ask("test", (replace(task, kind=0, model=fleet.models[0]) for task in made)))
+        asked_of = (replace(task, kind=0, model=fleet.models[0]) for task in made)
+        told = list(fleet.ask("test", asked_of, Form({"right": 0.0, "samples": 0.0})))
         seen = sum(answer.numbers["samples"] for answer in told)
         row["onlooker_accuracy"] = sum(answer.numbers["right"] for answer in told) / seen if seen else None
-    answers = fleet.ask("evaluate", fleet.show(server, asked[~looking_on]))
+    answers = fleet.ask("evaluate", fleet.show(server, asked[~looking_on]), Form({"accuracy": 0.0}))
     accuracies = np.sort([answer.numbers["accuracy"] for answer in answers])
     if len(accuracies):
         row["local_accuracy"] = float(accuracies.mean())
@@ -94,7 +96,7 @@ def gaps(method: FedAvg, server: Server, fleet: Fleet) -> dict[str, float]:
     whole = {WHOLE: method.sent(server)}
     made = (method.task(server, fleet, client) for client in trained)
     tasks = (replace(task, tensors={**task.tensors, **whole}) for task in made)
-    told = [answer.numbers for answer in fleet.ask("gap", tasks)]
+    told = [answer.numbers for answer in fleet.ask("gap", tasks, Form({"gap": 0.0, "update": 0.0}))]
     return {name: fmean(each[name] for each in told) for name in ("gap", "update")} if told else {}
 
 

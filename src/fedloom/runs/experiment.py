@@ -55,7 +55,7 @@ class Experiment:
         self.fleet = Fleet(
             world.columns, self.engine, world.network, world.home(), others=world.networks[1:], seed=study.run.seed,
             names=[Named(each.name, each.fields) for each in (study.method, *study.model.each)],
-            quorum=study.engine.quorum, deadline=study.fleet.deadline, shown=world.shown,
+            quorum=study.engine.quorum, deadline=study.fleet.deadline, form=world.form, shown=world.shown,
             completed=world.method.evaluated,
         )  # fmt: skip
         first, *others = (network.initial(study.run.seed) for network in world.networks)

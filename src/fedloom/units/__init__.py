@@ -5,7 +5,7 @@ from fedloom.units.macs import macs
 from fedloom.units.memory import saved_bytes
 from fedloom.units.probe import activations, gradients
 from fedloom.units.skeleton import skeleton
-from fedloom.units.table import Units, Where
+from fedloom.units.table import Units, Where, rising
 from fedloom.units.taps import called, tapped
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "find_units",
     "gradients",
     "macs",
+    "rising",
     "saved_bytes",
     "skeleton",
     "tapped",

@@ -18,7 +18,7 @@ from fedloom.copies import to_device, to_host
 from fedloom.errors import InputError, choose
 from fedloom.recent import Recent
 
-__all__ = ["Axis", "Group", "Point", "Span", "Units", "Where"]
+__all__ = ["Axis", "Group", "Point", "Span", "Units", "Where", "rising"]
 
 Where = Mapping[str, Tensor]
 """Group name -> sorted numbers of the kept units; a group that is absent is whole."""
@@ -242,8 +242,7 @@ class Units:
         groups = self.split(keep[:-1])
         for name, units in where.items():
             units = units.cpu()
-            rising = units.ndim == 1 and len(units) > 0 and bool((units[1:] > units[:-1]).all())
-            if not rising or units[0] < 0 or units[-1] >= self.sizes[name]:
+            if not rising(units, self.sizes[name]) or not len(units):
                 raise InputError(
                     f"units kept of group '{name}' must be rising numbers from 0 to {self.sizes[name] - 1}, "
                     f"at least one; got {units.tolist()}"
@@ -253,6 +252,14 @@ class Units:
 
     def _plans_of(self, tensors: Mapping[str, Tensor], where: Where) -> dict[torch.device, Plan]:
         return {device: self.plan(where, device) for device in {tensor.device for tensor in tensors.values()}}
+
+
+def rising(numbers: Tensor, below: int) -> bool:
+    """Whether these are whole numbers, from 0 and below a bound, each larger than the one before it."""
+    if numbers.ndim != 1 or numbers.dtype not in (torch.int32, torch.int64):
+        return False
+    edges = torch.cat([numbers.new_tensor([-1]), numbers, numbers.new_tensor([below])])
+    return bool((edges[1:] > edges[:-1]).all())
 
 
 def _join(groups: Sequence[Group], spans: Sequence[Sequence[Span]]) -> list[Axis]:
