@@ -16,7 +16,8 @@ from fedloom.errors import InputError
 from fedloom.units import Units, skeleton
 from fedloom.units.table import Group
 
-NORM_FREE = [name for name in NETS if name not in ("mlp", "encoder by hand", "stream")]
+# A norm over all units, or over those that are kept, is another one for fewer.
+NORM_FREE = [name for name in NETS if name not in ("mlp", "encoder by hand", "stream", "group norm of one block")]
 a_net = st.sampled_from(list(NETS))
 a_seed = st.integers(0, 10_000)
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

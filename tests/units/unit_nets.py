@@ -162,6 +162,36 @@ def group_norm() -> nn.Module:
     )
 
 
+class GroupNormed(nn.Module):
+    """A residual path whose group norms have blocks of four and of two channels."""
+
+    def __init__(self, blocks: int = 7) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.conv1, self.norm1 = nn.Conv2d(16, 12, 3, padding=1), nn.GroupNorm(6, 12)
+        self.conv2, self.norm2 = nn.Conv2d(12, 16, 3, padding=1), nn.GroupNorm(8, 16)
+        self.last, self.norm3 = nn.Conv2d(16, 7, 3, padding=1), nn.GroupNorm(blocks, 7)
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(x + self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x))))))
+        return self.head(torch.relu(self.norm3(self.last(x))).mean((2, 3)))
+
+
+class GroupNormedJoint(nn.Module):
+    """A group norm over what two layers give, one of whose blocks holds channels of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Conv2d(3, 6, 3), nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 12)
+        self.after, self.head = nn.Conv2d(12, 5, 3), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(torch.cat([self.one(x), self.two(x)], 1)))
+        return self.head(torch.relu(self.after(x)).mean((2, 3)))
+
+
 class FixedView(nn.Module):
     """The number of channels is written into the forward pass."""
 
@@ -309,6 +339,9 @@ NETS = {
     "encoder by hand": (lambda: Encoder(fused=False), SEQUENCE),
     "stream": (Stream, SEQUENCE),
     "group norm": (group_norm, IMAGE),
+    "group norms": (GroupNormed, IMAGE),
+    "group norm of one block": (lambda: GroupNormed(1), IMAGE),
+    "group norm of two": (GroupNormedJoint, IMAGE),
     "fixed view": (FixedView, IMAGE),
     "halves": (Halves, VECTOR),
     "tied": (Tied, VECTOR),

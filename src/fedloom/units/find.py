@@ -4,7 +4,8 @@ A dependency graph can be wrong: fused attention, a hard-coded view, a norm over
 believed. A random part of every group is cut, and the sub-model must compute what the full model computes when those
 units are zero wherever they are read, on random parameters (an untrained norm or a zero-initialised branch would hide
 errors). If all groups pass together, all are right; if not, they are added one by one, and one that breaks the
-equality is kept whole. A layer norm over a group normalises over the kept units; the reference does the same.
+equality is kept whole. A layer norm over a group, or a group norm of one block, normalises over the kept units; the
+reference does the same.
 That the rows of the last layers are the classes is proved too: turned round, they must turn the logits round.
 """
 
@@ -140,7 +141,7 @@ def _reference(model: nn.Module, units: Units, where: Where, x: Tensor) -> list[
             hooks.enter_context(layer.register_forward_pre_hook(_mask(keep[point.unit], point.dim)))
         for path, layer in model.named_modules():
             axes = units.axes.get(f"{path}.weight")
-            if isinstance(layer, nn.LayerNorm) and axes:
+            if axes and (isinstance(layer, nn.LayerNorm) or getattr(layer, "num_groups", 0) == 1):
                 hooks.enter_context(layer.register_forward_hook(_normalise(keep[axes[0].unit])))
         return leaves(model(x))
 
@@ -152,12 +153,20 @@ def _mask(keep: Tensor, dim: int) -> Callable[[nn.Module, tuple[Any, ...]], tupl
     return hook
 
 
-def _normalise(keep: Tensor) -> Callable[[nn.LayerNorm, tuple[Any, ...], Tensor], Tensor]:
-    def hook(layer: nn.LayerNorm, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        weight, bias = (None if tensor is None else tensor[keep] for tensor in (layer.weight, layer.bias))
-        output = torch.zeros_like(output)
-        output[..., keep] = F.layer_norm(inputs[0][..., keep], [int(keep.sum())], weight, bias, layer.eps)
-        return output
+def _normalise(keep: Tensor) -> Callable[[Any, tuple[Any, ...], Tensor], Tensor]:
+    """A layer norm, or a group norm of one block, over the kept units alone."""
+    kept = keep.nonzero().flatten()
+
+    def hook(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        axis = -1 if isinstance(layer, nn.LayerNorm) else 1
+        weight, bias = (None if tensor is None else tensor[kept] for tensor in (layer.weight, layer.bias))
+        seen = inputs[0].index_select(axis, kept)
+        normed = (
+            F.layer_norm(seen, [len(kept)], weight, bias, layer.eps)
+            if isinstance(layer, nn.LayerNorm)
+            else F.group_norm(seen, 1, weight, bias, layer.eps)
+        )
+        return torch.zeros_like(output).index_copy(axis, kept, normed)
 
     return hook
 

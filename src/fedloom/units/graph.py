@@ -3,14 +3,14 @@
 Every item of a torch-pruning group says which positions of one layer hang on which units of the layer the group was
 started from. Units that occur on different axes (the two halves of a concatenation that is added to another layer's
 output) are separated here, so every unit of a group has the same extent everywhere and the size of a sub-model
-depends on how many units are kept, not on which.
+depends on how many units are kept, not on which. Channels that a group norm normalises together are one unit.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -130,6 +130,8 @@ def _spans(tracer: Any, items: list[Any], paths: dict[nn.Module, str]) -> tuple[
     parameters = {id(tensor): name for name, tensor in tracer.model.named_parameters()}
     spans: dict[tuple[str, int], Span] = {}
     points: dict[tuple[str, int], Span] = {}
+    normed: dict[tuple[str, int], Span] = {}  # what group norms normalise
+    blocks: dict[str, int] = {}  # and how many blocks each has
     for item in items:
         layer = item.dep.target.module
         if None in item.root_idxs:
@@ -147,7 +149,29 @@ def _spans(tracer: Any, items: list[Any], paths: dict[nn.Module, str]) -> tuple[
                 dim = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.ndim
                 length = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
                 _collect(points, Span(paths[layer], dim, length, positions, units))
-    return list(spans.values()), list(points.values())
+            if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
+                _collect(normed, Span(paths[layer], 0, layer.num_channels, positions, units))
+                blocks[paths[layer]] = layer.num_groups
+    size = 1 + max(int(span.units.max()) for span in spans.values())
+    number = _joined(size, [(span, blocks[span.owner]) for span in normed.values()])
+    found, read = ([replace(span, units=number[span.units]) for span in each.values()] for each in (spans, points))
+    return found, read
+
+
+def _joined(size: int, normed: Sequence[tuple[Span, int]]) -> Tensor:
+    """New numbers of units: those that a group norm of so many blocks has in one block are one."""
+    number, before = torch.arange(size), torch.empty(0)
+    places = [(span.units, span.positions // (span.length // count), count) for span, count in normed]
+    for (span, count), (_, block, _) in zip(normed, places, strict=True):
+        if bool((torch.bincount(block) % (span.length // count)).any()):
+            raise _WholeError(f"'{span.owner}' normalises its units together with others")
+    while not torch.equal(number, before):  # until no residual path joins any more
+        before = number
+        for units, block, count in places:
+            least = torch.full((count,), size).scatter_reduce(0, block, number[units], "amin")
+            number = number.scatter_reduce(0, units, least[block], "amin")
+    joined: Tensor = torch.unique(number, return_inverse=True)[1]
+    return joined
 
 
 def _collect(spans: dict[tuple[str, int], Span], span: Span) -> None:
@@ -179,7 +203,7 @@ def _axes(layer: nn.Module, made: bool) -> Iterator[tuple[str, int]]:
                 yield "bias", 0
         case nn.Embedding():
             yield "weight", 1
-        case _NormBase() | nn.LayerNorm():
+        case _NormBase() | nn.LayerNorm() | nn.GroupNorm():
             for name in own:
                 if getattr(layer, name).ndim > 1:
                     raise _WholeError("a layer norm spans several axes")

@@ -57,6 +57,10 @@ def _fit(layer: nn.Module, shapes: Mapping[str, torch.Size]) -> None:
             layer.embedding_dim = shape[1]
         case nn.LayerNorm() if shape:
             layer.normalized_shape = tuple(shape)
+        case nn.GroupNorm() if shape:
+            # Blocks go as wholes; a single one gets smaller, as a layer norm does.
+            layer.num_groups = max(1, layer.num_groups * shape[0] // layer.num_channels)
+            layer.num_channels = shape[0]
         case _NormBase() if shape:
             layer.num_features = shape[0]
         case nn.PReLU() if shape:
