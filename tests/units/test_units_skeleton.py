@@ -57,6 +57,16 @@ def test_buffers_outside_the_state_dict_keep_their_value():
     assert macs(module, VECTOR) == 6 * 5 + 5 * 3
 
 
+class Squared(nn.Bilinear):
+    """What a bilinear layer makes of an image and itself."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, inputs, outputs)
+
+    def forward(self, x):
+        return super().forward(x, x)
+
+
 @pytest.mark.parametrize(
     ("module", "example", "expected"),
     [
@@ -64,6 +74,9 @@ def test_buffers_outside_the_state_dict_keep_their_value():
         (nn.Conv2d(3, 4, 3, padding=1), IMAGE, 3 * 4 * 9 * 64),
         (nn.Conv2d(3, 6, 3, stride=2, groups=3), IMAGE, 6 * 9 * 9),
         (nn.TransformerEncoderLayer(7, 1, 12, batch_first=True), SEQUENCE, 5 * (4 * 49 + 2 * 84) + 2 * 25 * 7),
+        (nn.LSTM(7, 4, batch_first=True), SEQUENCE, 5 * 4 * 4 * (7 + 4)),
+        (nn.GRU(7, 4, 2, batch_first=True), SEQUENCE, 5 * 3 * 4 * (7 + 4 + 4 + 4)),
+        (Squared(6, 5), VECTOR, 6 * 6 * 5),
     ],
 )
 def test_macs_by_hand(module, example, expected):
