@@ -154,13 +154,13 @@ CONTROL = {"last.bias": torch.zeros(3)}
 ASKED = Form({"loss": -inf, "squared_loss": 0.0}, extra={"control": CONTROL})
 TOLD = Report({"last.bias": torch.zeros(3)}, 5.0, {"loss": -1.0, "squared_loss": 2.0}, extra={"control": CONTROL})
 UNREADABLE = {  # such as nobody makes here, but another may send
-    "no tensors": (replace(TOLD, tensors=5), "its tensors are not Mapping"),
-    "not a tensor": (replace(TOLD, tensors={"last.bias": 3.0}), "its tensors are not Mapping"),
-    "a number that is none": (replace(TOLD, numbers={"loss": "low", "squared_loss": 1.0}), "its numbers are not"),
-    "a number without a name": (replace(TOLD, numbers={("a", 1): 1.0}), "its numbers are not"),
-    "a number too large for a column": (replace(TOLD, numbers={"loss": 10**30}), "its numbers are not"),
-    "a number too large for a float": (replace(TOLD, numbers={"loss": 10**300}), "its numbers are not"),
-    "a truth for a weight": (replace(TOLD, weight=True), "its weight are not float"),
+    "no tensors": (replace(TOLD, tensors=5), "its 'tensors' is not Mapping"),
+    "not a tensor": (replace(TOLD, tensors={"last.bias": 3.0}), "its 'tensors' is not Mapping"),
+    "a number that is none": (replace(TOLD, numbers={"loss": "low", "squared_loss": 1.0}), "its 'numbers' is not"),
+    "a number without a name": (replace(TOLD, numbers={("a", 1): 1.0}), "its 'numbers' is not"),
+    "a number too large for a column": (replace(TOLD, numbers={"loss": 10**30}), "its 'numbers' is not"),
+    "a number too large for a float": (replace(TOLD, numbers={"loss": 10**300}), "its 'numbers' is not"),
+    "a truth for a weight": (replace(TOLD, weight=True), "its 'weight' is not float"),
     "half a letter": (replace(TOLD, numbers={**TOLD.numbers, "\ud800": 1.0}), "no text"),
     "a tensor's name that cannot be shown": (replace(TOLD, tensors={"\ud800\x1b[2J": torch.zeros(3)}), r"'\?\?\[2J'"),
     "a number left out": (replace(TOLD, numbers={"loss": 1.0}), "does not tell 'squared_loss'"),

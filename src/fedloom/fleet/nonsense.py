@@ -72,7 +72,7 @@ def _finite(reports: Sequence[Report]) -> list[bool]:
 
 def _untold(report: Report, form: Form) -> str:
     if wrong := misfit(vars(report), Report):
-        return f"its {wrong} are not {Report.__annotations__[wrong]}"
+        return f"its '{wrong}' is not {Report.__annotations__[wrong]}"
     numbers = report.numbers
     if not all(isfinite(number) for number in (report.weight, *numbers.values())):
         return "a number is not finite"
