@@ -16,6 +16,7 @@ from torch import nn
 from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.fleet.fleet import Fleet
+from fedloom.fleet.nonsense import FIT
 from fedloom.network import Network
 from fedloom.policies.cut import Cut, Whole, check_units
 from fedloom.policies.distil import lesson, teaching
@@ -82,7 +83,7 @@ class Method:
         """Whether it has stages in place of a round."""
         return type(self).round is Method.round
 
-    tells: ClassVar[Mapping[str, float]] = {}  # numbers in its reports beyond what fits tell, and the least of each
+    tells: ClassVar[Mapping[str, float]] = FIT  # numbers without which its reports are of no use, and the least of each
 
     def check(self) -> None:
         """Refuse a composition that makes no sense: raise InputError with the reason."""

@@ -9,6 +9,7 @@ import torch
 
 from fedloom.deploy.worlds import DeviceWorld
 from fedloom.encoding import Sparse, mask_of
+from fedloom.policies import filter as filters
 from fedloom.policies.filter import Clip
 from fedloom.runs.world import world_of
 from fedloom.types import Report, Task
@@ -58,6 +59,13 @@ def test_noise_is_the_clients_own_and_repeatable():
     )
     assert torch.equal(one, two)
     assert not torch.equal(one, other.tensors["last.weight"])
+
+
+def test_noise_is_brought_to_the_device_together(monkeypatch):
+    brought = []
+    monkeypatch.setattr(filters, "to_device", lambda drawn, device: brought.append(len(drawn)) or drawn)
+    Clip(norm=1.0, noise=0.5)(client(), Report(moved(0.0)))
+    assert brought == [2]
 
 
 def test_elements_that_did_not_travel_still_do_not_vote():

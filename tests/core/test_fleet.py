@@ -154,13 +154,13 @@ CONTROL = {"last.bias": torch.zeros(3)}
 ASKED = Form({"loss": -inf, "squared_loss": 0.0}, extra={"control": CONTROL})
 TOLD = Report({"last.bias": torch.zeros(3)}, 5.0, {"loss": -1.0, "squared_loss": 2.0}, extra={"control": CONTROL})
 UNREADABLE = {  # such as nobody makes here, but another may send
-    "no tensors": (replace(TOLD, tensors=5), "its tensors are not Mapping"),
-    "not a tensor": (replace(TOLD, tensors={"last.bias": 3.0}), "its tensors are not Mapping"),
-    "a number that is none": (replace(TOLD, numbers={"loss": "low", "squared_loss": 1.0}), "its numbers are not"),
-    "a number without a name": (replace(TOLD, numbers={("a", 1): 1.0}), "its numbers are not"),
-    "a number too large for a column": (replace(TOLD, numbers={"loss": 10**30}), "its numbers are not"),
-    "a number too large for a float": (replace(TOLD, numbers={"loss": 10**300}), "its numbers are not"),
-    "a truth for a weight": (replace(TOLD, weight=True), "its weight are not float"),
+    "no tensors": (replace(TOLD, tensors=5), "its 'tensors' is not Mapping"),
+    "not a tensor": (replace(TOLD, tensors={"last.bias": 3.0}), "its 'tensors' is not Mapping"),
+    "a number that is none": (replace(TOLD, numbers={"loss": "low", "squared_loss": 1.0}), "its 'numbers' is not"),
+    "a number without a name": (replace(TOLD, numbers={("a", 1): 1.0}), "its 'numbers' is not"),
+    "a number too large for a column": (replace(TOLD, numbers={"loss": 10**30}), "its 'numbers' is not"),
+    "a number too large for a float": (replace(TOLD, numbers={"loss": 10**300}), "its 'numbers' is not"),
+    "a truth for a weight": (replace(TOLD, weight=True), "its 'weight' is not float"),
     "half a letter": (replace(TOLD, numbers={**TOLD.numbers, "\ud800": 1.0}), "no text"),
     "a tensor's name that cannot be shown": (replace(TOLD, tensors={"\ud800\x1b[2J": torch.zeros(3)}), r"'\?\?\[2J'"),
     "a number left out": (replace(TOLD, numbers={"loss": 1.0}), "does not tell 'squared_loss'"),
@@ -192,11 +192,10 @@ def test_what_was_sent_is_nonsense_unless_it_is_what_was_asked_for(kind):
     assert re.search(reason, nonsense(bad, NETWORK, ASKED))
 
 
-def test_large_numbers_are_finite_though_their_squares_are_not():
-    large, nan = nan_of("last.weight", 1e30), nan_of("last.weight")
-    assert looked_at([Report(large), None, Report(nan), Report({"last.bias": torch.empty(0)})]) == [
-        True, None, False, True,
-    ]  # fmt: skip
+def test_numbers_whose_squares_overflow_are_refused_for_that():
+    large, empty = Report(nan_of("last.weight", 1e30)), Report({"last.bias": torch.empty(0)})
+    assert looked_at([large, None, Report(nan_of("last.weight")), empty]) == [False, None, False, True]
+    assert nonsense(large, NETWORK) == "a tensor is not finite, or the sum of its squares is not"
 
 
 def test_who_looked_at_a_report_where_it_was_made_spares_the_server_its_decoding(monkeypatch):
@@ -246,7 +245,9 @@ def test_clients_that_work_side_by_side_are_looked_at_once(monkeypatch):
     fleet = fleet_with(work_that(lambda client: Report(nan_of("last.bias")) if client.id == 2 else good(client)))
     fleet.engine.place.trainer.window = 4
     assert [report.client for report in run(fleet)] == [0, 1, 3]
-    assert [(each.client, each.message) for each in fleet.failed] == [(2, "a tensor is not finite")]
+    assert [(each.client, each.message) for each in fleet.failed] == [
+        (2, "a tensor is not finite, or the sum of its squares is not")
+    ]
     assert looks == [4]
 
 

@@ -27,6 +27,14 @@ def step(population, move, *, won=True, strategy=PLAIN, client=0):
     return strategy.next(population, {client: (offspring, won)})
 
 
+@pytest.mark.parametrize("told", [1e300, -5.0])
+def test_genes_that_were_told_are_within_their_bounds(told):
+    """A client may tell anything."""
+    after = PLAIN.next(PLAIN.begin(np.ones((1, 2))), {0: (np.full(2, told), True)})
+    assert after["genes"][0].tolist() == [min(max(told, PLAIN.least), 1.0)] * 2
+    assert all(np.isfinite(column).all() for column in after.values())
+
+
 def test_two_winning_steps_by_hand():
     one = step(PLAIN.begin(np.ones((1, 2))), [1, 0])
     assert one["genes"][0] == pytest.approx([0.6, 0.5])

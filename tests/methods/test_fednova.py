@@ -131,6 +131,12 @@ def test_hand_computed_merge():
     close(joined(Normalised(), server, reports(server)), {n: t + 1.875 for n, t in server.tensors.items()})
 
 
+def test_who_took_no_step_moves_nothing():
+    server = begin(world())
+    after = joined(Normalised(), server, [replace(each, numbers={"normaliser": 0}) for each in reports(server)])
+    assert all(torch.equal(after[name], server.tensors[name]) for name in after if name not in server.network.buffers)
+
+
 def test_tau_eff_may_be_the_mean_number_of_steps():
     server = begin(world())
     given = [replace(report, numbers={**report.numbers, "steps": 10.0}) for report in reports(server)]

@@ -120,6 +120,8 @@ def far(one: Tensors, two: Tensors) -> float:
 class Idle(FedAvg):
     """Clients do nothing at all, fast; used where only the fleet is looked at."""
 
+    tells = {}
+
     def work(self, client, task):
         broken = os.environ.get("BROKEN_SINCE_ROUND")
         if broken is not None and task.round >= int(broken):

@@ -13,7 +13,7 @@ from fedloom.engine.reference import Reference
 from fedloom.engine.several import Several
 from fedloom.errors import InputError, Unfit
 from fedloom.fleet.dealt import dealt
-from fedloom.fleet.nonsense import nonsense
+from fedloom.fleet.nonsense import Form, nonsense
 from fedloom.readings import Accuracy
 from fedloom.registry import entries, find
 from fedloom.runs.start import sections_of
@@ -166,7 +166,7 @@ ANSWERED = {"answers": torch.zeros(4, 3)}
     ({"answers": torch.full((4, 3), torch.nan)}, "not finite"),
 ])  # fmt: skip
 def test_reports_like_something_else_than_the_model(tensors, reason):
-    told = nonsense(Report(tensors), network_of(Plain), ANSWERED)
+    told = nonsense(Report(tensors), network_of(Plain), Form(tensors=ANSWERED))
     assert reason in told
     assert bool(told) == bool(reason)
 

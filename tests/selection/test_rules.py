@@ -154,7 +154,8 @@ def test_powd_asks_its_candidates_and_nobody_else(monkeypatch):
     fleet = fleet_of([1] * 6, loss=[NAN] * 6)
     asked = []
 
-    def ask(question, tasks):
+    def ask(question, tasks, form):
+        assert form.numbers.keys() == {"loss"}
         for task in tasks:
             asked.append((question, task.client, dict(task.numbers)))
             if task.client != 3:

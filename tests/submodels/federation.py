@@ -66,8 +66,10 @@ class Federation:
         self.method, self.network = self.world.method, self.world.network
         self.engine = Spy(self.world)
         names = Named(method), Named(self.study.model.name)
-        seed = self.study.run.seed
-        self.fleet = Fleet(self.world.columns, self.engine, self.network, self.world.home(), seed=seed, names=names)
+        seed, form = self.study.run.seed, self.world.form
+        self.fleet = Fleet(
+            self.world.columns, self.engine, self.network, self.world.home(), seed=seed, names=names, form=form
+        )  # fmt: skip
         self.server = Server(0, self.network.initial(seed), self.network)
         self.train = Train(**self.study.train.model_dump(include=set(Train.__dataclass_fields__)))
         self.fleet.begin(0, self.train)

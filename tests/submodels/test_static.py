@@ -198,6 +198,36 @@ def test_statistics_that_nobody_told_are_not_made_up():
         Static().completed(server, fleet_of(place))
 
 
+def test_a_norm_that_no_image_reaches_keeps_its_statistics():
+    class Idle(OneNorm):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle = nn.BatchNorm2d(3)
+
+    network = Network(Idle, (1, 6, 6), 3)
+    place = Place(network, images_of(20), [list(range(20))], {})
+    place.jobs = {"statistics": lambda client, task: statistics(None, client, task)}
+    server = Server(0, network.initial(3), network)
+    filled = Static().completed(server, fleet_of(place)).tensors
+    assert filled["idle.running_mean"] is server.tensors["idle.running_mean"]
+    assert filled["norm.running_mean"] is not server.tensors["norm.running_mean"]
+
+
+def test_who_tells_half_of_its_statistics_is_left_out():
+    _, place, server = one_norm()
+    whole = place.jobs["statistics"]
+
+    def half(client, task):
+        report = yield from whole(client, task)
+        if client.id == 0:
+            return replace(report, tensors={"norm.running_var": report.tensors["norm.running_var"]})
+        return report
+
+    place.jobs = {"statistics": half}
+    Static().completed(server, fleet := fleet_of(place))
+    assert [(each.client, each.message) for each in fleet.failed] == [(0, "it holds no 'norm.running_mean'")]
+
+
 def test_a_norm_that_is_used_twice_pools_both_uses():
     class Twice(OneNorm):
         def forward(self, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from annotated_types import Ge
 
 from fedloom.client import Client
 from fedloom.errors import InputError
+from fedloom.fleet.nonsense import FIT
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Whole
 from fedloom.policies.merge import Merge
@@ -50,7 +51,7 @@ class FedNova(FedAvg):
 
     mu: Annotated[float, Ge(0), "weight of the proximal term; 0: none"] = 0.0
     merge: Merge = Normalised()
-    tells: ClassVar[Mapping[str, float]] = {"normaliser": -inf}
+    tells: ClassVar[Mapping[str, float]] = {**FIT, "normaliser": -inf}
 
     def check(self) -> None:
         """a_i is about steps of one and the same model."""

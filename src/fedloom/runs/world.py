@@ -32,7 +32,7 @@ from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
 from fedloom.errors import InputError, Unfit, choose
 from fedloom.fleet.dealt import dealt
-from fedloom.fleet.nonsense import FIT, Form
+from fedloom.fleet.nonsense import Form
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
@@ -194,7 +194,7 @@ class World:
     @cached_property
     def form(self) -> Form:
         """What reports of the method's work must hold."""
-        return Form({**FIT, **self.method.tells}, units=self.method.adapts)
+        return Form(self.method.tells, units=self.method.adapts)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
