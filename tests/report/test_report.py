@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 from fedloom.report.gather import groups_of, read_runs
 from fedloom.report.html import render, write_report
 from fedloom.report.svg import Point, Series, heat, lines, nice, scatter
+from fedloom.report.words import words
 from tests.cli.conftest import Ended, command  # noqa: F401 (a fixture)
 
 SECTIONS = ["summary", "curves", "costs", "clients", "data", "submodels", "selection", "settings"]
@@ -182,6 +183,48 @@ def test_two_runs_of_one_seed_are_named_and_one_counts(runs, tmp_path):
     assert {row["seeds"] for row in cells(text, "Accuracy").values()} == {"2"}
     assert f"heterofl, seed 0 ({copies[1]} counts, not {copies[0]}, {first})." in text
     assert "means over 2 seeds" in text
+
+
+def other_study(place, **changes):
+    """A run whose folder says that it was asked for with other settings."""
+    study = json.loads((place / ".study.json").read_text())
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        study[section][key] = value
+    (place / ".study.json").write_text(json.dumps(study))
+
+
+def test_the_paragraph_for_a_paper_names_what_was_set(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    changes = {
+        "partition__name": "dirichlet", "partition__alpha": 0.3, "train__schedule": "cosine", "train__clip": 1.0,
+        "fleet__dropout": 0.25, "fleet__deadline": 40.0, "merge__name": "trimmed", "merge__share": 0.2,
+    }  # fmt: skip
+    for place in (tmp_path / "runs").iterdir():
+        other_study(place, **changes)
+    text = words(groups_of(read_runs([tmp_path / "runs"])))
+    for said in (
+        "dirichlet (alpha 0.3, minimum 2)", "fleet high (deadline 40, dropout 0.25)", "merge.name trimmed",
+        "merge.share 0.2", "SGD (clip 1, schedule cosine, decay 0.1)", "Numbers are means over 2 seeds (0, 1).",
+        "a share of 0.5 of the clients trains, chosen by uniform,",
+    ):  # fmt: skip
+        assert said in text
+    assert "t-test" not in text, "two seeds are not tested"
+    assert "differ" not in text
+
+
+def test_the_paragraph_says_of_mixed_runs_only_what_they_share(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    for place in (tmp_path / "runs").glob("heterofl*"):
+        other_study(place, data__name="mnist", train__lr=0.5)
+    shutil.rmtree(next((tmp_path / "runs").glob("fedrolex*1")))
+    text = words(groups_of(read_runs([tmp_path / "runs"])))
+    assert "The model is mlp." in text
+    assert "data set" not in text
+    assert "learning rate" not in text
+    assert "Beside the method, the runs differ in data.name and train.lr." in text
+    assert "fedrolex: of one seed (0)" in text
+    assert "heterofl: means over 2 seeds (0, 1)" in text
 
 
 def test_wrong_input(command, runs, tmp_path):  # noqa: F811

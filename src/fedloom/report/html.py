@@ -19,6 +19,7 @@ from fedloom.report.gather import Group, Run, common, groups_of, read_runs
 from fedloom.report.statistics import estimate, verdict
 from fedloom.report.svg import Point, Series, heat, lines, scatter
 from fedloom.report.tables import COST, NAMES, UNTIL, Rows, aims, brief, interval, percent, quantity, statistics_table
+from fedloom.report.words import words
 from fedloom.runs.grid import Spread
 
 __all__ = ["render", "write_report"]
@@ -98,7 +99,7 @@ def render(runs: Sequence[Run], baseline: str | None = None) -> str:
         cards=_cards(groups, measure),
         legend=[(number, group.label) for number, group in enumerate(groups)],
         sections=[section for section in sections if section is not None and (section.tables or section.figures)],
-        words=_words(groups),
+        words=words(groups),
         made=f"fedloom {__version__}, {datetime.now():%Y-%m-%d %H:%M}",
     )
 
@@ -503,32 +504,3 @@ def _settings(groups: Sequence[Group]) -> Section:
 
 def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _words(groups: Sequence[Group]) -> str:
-    """The set-up as a paragraph that can go into a paper."""
-    runs = [run for group in groups for run in group.runs]
-    studies = [group.runs[0].study for group in groups]
-    study, made = studies[0], runs[0].environment
-    train, seeds = study.train, len({run.seed for run in runs})
-    work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
-    if train.uneven:
-        work += f" (a share of {train.uneven:g} of the clients, drawn anew in each round, from {train.least} up)"
-    fraction = study.select.fields.get("fraction")
-    cohort = "all clients train" if fraction in (None, 1.0) else f"a share of {fraction:g} of the clients trains"
-    parts = [
-        f"We ran {', '.join(dict.fromkeys(each.method.name for each in studies))} with fedloom "
-        f"{made.get('fedloom', '')} (PyTorch {made.get('torch', '')}) on {study.data.name}, dealt to "
-        f"{study.fleet.clients} clients by the partition {study.partition.name}, with the model {study.model.label} "
-        f"and the fleet '{study.fleet.name}', for {study.run.rounds} rounds.",
-        f"In a round {cohort} for {work} with {train.optimizer.upper()}, batch size {train.batch_size} and learning "
-        f"rate {train.lr:g}.",
-    ]
-    if train.momentum or train.weight_decay:
-        parts.append(f"Momentum is {train.momentum:g}, weight decay {train.weight_decay:g}.")
-    if study.data.validation:
-        parts.append(f"A share of {study.data.validation:g} of each client's data is held out for validation.")
-    parts.append(f"Numbers are means over {seeds} seed{'s' if seeds > 1 else ''}.")
-    if len(studies) > 1 and seeds > 1:
-        parts.append("Methods are compared by paired t-tests over seeds with Holm's correction.")
-    return " ".join(parts)
