@@ -24,6 +24,9 @@ from fedloom.runs.grid import Spread
 
 __all__ = ["render", "write_report"]
 
+FEW = 3  # different facts that are not listed any more
+NARROW = 6  # columns of text that fit beside each other
+CARDS = 24  # the best of so many methods have a card; all are in the tables
 MOST = 100  # clients that a picture of clients shows
 TRAFFIC = "upload_bytes+download_bytes"
 
@@ -37,6 +40,7 @@ class Table(NamedTuple):
     csv: str
     latex: str
     note: str = ""
+    shape: str = ""  # long: text that wraps; pairs: names and values side by side
 
 
 class Figure(NamedTuple):
@@ -95,7 +99,7 @@ def render(runs: Sequence[Run], baseline: str | None = None) -> str:
         subtitle=_facts(runs, groups),
         verdict=sentence[:1].upper() + sentence[1:] if len(groups) > 1 else "",
         winner=winner,
-        aside=[*_unfinished(every), *_doubled(every)],
+        aside=[*_unfinished(every), *_doubled(every), *_crowd(groups)],
         cards=_cards(groups, measure),
         legend=[(number, group.label) for number, group in enumerate(groups)],
         sections=[section for section in sections if section is not None and (section.tables or section.figures)],
@@ -130,6 +134,12 @@ def _doubled(groups: Sequence[Group]) -> Iterator[str]:
         yield f"Run more than once; the run that got further counts, of equals the later: {'; '.join(named)}."
 
 
+def _crowd(groups: Sequence[Group]) -> Iterator[str]:
+    """That not everybody has a card, in a sentence."""
+    if len(groups) > CARDS:
+        yield f"The {CARDS} best of {len(groups)} have a card; all are in the tables."
+
+
 def _to_go(*runs: Run) -> str:
     return f"{runs[0].study.run.rounds - min(len(run.rows) for run in runs)} rounds to go"
 
@@ -140,7 +150,7 @@ def _measure(groups: Sequence[Group]) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    sets = ", ".join(dict.fromkeys(run.study.data.name for run in runs))
+    sets = _together([run.study.data.name for run in runs])
     methods = list(dict.fromkeys(run.study.method.name for run in runs))
     return f"{methods[0] if len(methods) == 1 else f'{len(methods)} methods'} on {sets}"
 
@@ -154,13 +164,23 @@ def _facts(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
         lambda run: f"{run.study.fleet.name} fleet",
         lambda run: f"{run.study.run.rounds} rounds",
     ]
-    said = ["/".join(dict.fromkeys(say(run) for run in runs)) for say in sayings]
+    said = [_together([say(run) for run in runs]) for say in sayings]
     seeds = sorted({len(group.runs) for group in groups})
     return [*said, f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"]
 
 
+def _together(facts: Sequence[str]) -> str:
+    """A fact of all runs; of more than a few different ones only how many there are.
+
+    >>> _together(["cnn", "cnn", "mlp"]), _together(["2 rounds", "3 rounds", "4 rounds", "5 rounds"])
+    ('cnn/mlp', '2 rounds and 3 others')
+    """
+    first, *others = dict.fromkeys(facts)
+    return f"{first} and {len(others)} others" if len(others) >= FEW else "/".join([first, *others])
+
+
 def _cards(groups: Sequence[Group], measure: str) -> list[dict[str, Any]]:
-    cards = []
+    cards: list[dict[str, Any]] = []
     for number, group in enumerate(groups):
         values = list(group.values(measure).values())
         if not values:
@@ -177,15 +197,15 @@ def _cards(groups: Sequence[Group], measure: str) -> list[dict[str, Any]]:
                 "mean": 100 * found.mean,
             }
         )  # fmt: skip
-    return sorted(cards, key=lambda card: -card["mean"])
+    return sorted(cards, key=lambda card: -card["mean"])[:CARDS]
 
 
-def _table(title: str, rows: Rows, corner: str = "method", note: str = "") -> Table:
+def _table(title: str, rows: Rows, corner: str = "method", note: str = "", shape: str = "") -> Table:
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     body = [[name, *(row.get(head, "-") for head in heads)] for name, row in rows.items()]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([[corner, *(head.strip() for head in heads)], *body])
-    return Table(title, [corner, *heads], body, file.getvalue(), _latex([corner, *heads], body), note)
+    return Table(title, [corner, *heads], body, file.getvalue(), _latex([corner, *heads], body), note, shape)
 
 
 def _latex(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -233,6 +253,9 @@ def _summary(groups: Sequence[Group], numbers: Mapping[str, Mapping[int, float]]
         "Runs that have not ended count only where a method has no others."
     )
     tables = [_table("Accuracy", rows, note=note)]
+    if keys := {group.label: {"differs in": group.key} for group in groups if group.key}:
+        note = "Settings that are not those of most with the same name."
+        tables.insert(0, _table("What the letters stand for", keys, note=note, shape="long"))
     if any(len(values) > 1 for values in numbers.values()):
         note = "95 % intervals of the mean (Student)."
         if baseline:
@@ -435,9 +458,9 @@ def _selection(groups: Sequence[Group]) -> Section | None:
         rows[group.label] = _five(known) | {"never": str(never), "Gini": f"{_gini(known):.2f}"}
     if not cells:
         return None
-    wide = max(map(len, cells)) > 24
+    wide, seed = max(map(len, cells)) > 24, groups[0].runs[0].seed
     figure = Figure(
-        "How often each client trained", heat(names, cells, "How often each client trained"), "first seed", wide
+        "How often each client trained", heat(names, cells, "How often each client trained"), f"seed {seed}", wide
     )
     table = _table(
         "Rounds that a client trained in", rows, note="Gini: 0 if all trained equally often, 1 if one did all."
@@ -468,22 +491,21 @@ def _trouble(groups: Sequence[Group]) -> Section | None:
             failed[group.label] = {"tasks": str(tasks), **{kind: str(count) for kind, count in kinds.items()}}
     tables = []
     if unfinished:
-        tables.append(_table("Runs that are not finished", unfinished, "run"))
+        tables.append(_table("Runs that are not finished", unfinished, "run", shape="long"))
     if failed:
-        tables.append(_table("Tasks that failed", failed, note="A round goes on without them."))
+        tables.append(_table("Tasks that failed", failed, note="A round goes on without them.", shape="long"))
     return Section("trouble", "Failures", "", tables, []) if tables else None
 
 
 def _settings(groups: Sequence[Group]) -> Section:
     runs = [run for group in groups for run in group.runs]
     shared, own = common([group.runs[0].study for group in groups])
-    tables = [
-        _table("What all runs share", {key: {"value": _plain(value)} for key, value in shared.items()}, "setting")
-    ]
+    values: Rows = {key: {"value": _plain(value)} for key, value in shared.items()}
+    tables = [_table("What all runs share", values, "setting", shape="pairs")]
     keys = list(dict.fromkeys(key for each in own for key in each))
     if keys not in ([], ["method.name"]):
         rows = {g.label: {key: _plain(each.get(key, "-")) for key in keys} for g, each in zip(groups, own, strict=True)}
-        tables.insert(0, _table("What sets them apart", rows))
+        tables.insert(0, _table("What sets them apart", rows, shape="long" if len(keys) <= NARROW else ""))
     made: Rows = {}
     for run in runs:
         for key, value in run.environment.items():
@@ -492,13 +514,13 @@ def _settings(groups: Sequence[Group]) -> Section:
                 known["value"] += f", {value}"
             elif key == "started":
                 known["value"] = min(known["value"], str(value))
-    tables.append(_table("Versions and machine", made, "what"))
+    tables.append(_table("Versions and machine", made, "what", shape="pairs"))
     where: Rows = {
         str(run.store.folder): {"method": group.label, "seed": str(run.seed), "state": run.state}
         for group in groups
         for run in group.runs
     }
-    tables.append(_table("Run folders", where, "folder"))
+    tables.append(_table("Run folders", where, "folder", shape="long"))
     return Section("settings", "Settings", "", tables, [])
 
 
