@@ -177,7 +177,8 @@ def test_statistics_are_over_finished_runs(runs, tmp_path):
         cells(text, "Accuracy")["fedrolex"] | {"seeds": "1", "global %": ended} == cells(text, "Accuracy")["fedrolex"]
     )
     assert cells(text, "What the seeds carry")["fedrolex"]["mean %"] == ended
-    assert cells(text, "What the seeds carry")["heterofl"]["95 % interval"] != "-"
+    assert cells(text, "What the seeds carry")["heterofl"]["95 % interval"] == "-", "two seeds have none"
+    assert "2 seeds, no interval" in text
     assert cells(text, "Cost of the whole run")["fedrolex"]["up MB"] == f"{whole['upload_bytes'] / 1e6:.3g}"
     assert "98.76" not in text
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedloom import __version__
 from fedloom.errors import InputError, choose
 from fedloom.report.gather import Group, Run, common, groups_of, read_runs
-from fedloom.report.statistics import estimate, verdict
+from fedloom.report.statistics import ENOUGH, Estimate, estimate, verdict
 from fedloom.report.svg import Point, Series, heat, lines, scatter
 from fedloom.report.tables import COST, NAMES, UNTIL, Rows, aims, brief, interval, percent, quantity, statistics_table
 from fedloom.report.words import words
@@ -192,12 +192,18 @@ def _cards(groups: Sequence[Group], measure: str) -> list[dict[str, Any]]:
         cards.append(
             {
                 "number": number, "label": group.label, "value": percent(found.mean),
-                "interval": interval(found) if sure else "one seed" if group.ended else _to_go(*group.runs),
+                "interval": _carried(found) if group.ended else _to_go(*group.runs),
                 "traffic": quantity(fmean(traffic), "B"), "low": max(0.0, 100 * low), "high": min(100.0, 100 * high),
                 "mean": 100 * found.mean,
             }
         )  # fmt: skip
     return sorted(cards, key=lambda card: -card["mean"])[:CARDS]
+
+
+def _carried(found: Estimate) -> str:
+    """The interval of a mean, or how few seeds there are."""
+    few = "one seed" if found.seeds == 1 else f"{found.seeds} seeds, no interval"
+    return few if found.interval is None else interval(found)
 
 
 def _table(title: str, rows: Rows, corner: str = "method", note: str = "", shape: str = "") -> Table:
@@ -257,7 +263,7 @@ def _summary(groups: Sequence[Group], numbers: Mapping[str, Mapping[int, float]]
         note = "Settings that are not those of most with the same name."
         tables.insert(0, _table("What the letters stand for", keys, note=note, shape="long"))
     if any(len(values) > 1 for values in numbers.values()):
-        note = "95 % intervals of the mean (Student)."
+        note = f"95 % intervals of the mean (Student), from {ENOUGH} seeds on, cut at what is possible."
         if baseline:
             note += f" Against {baseline}: paired t-test over common seeds, p-values with Holm's correction."
         tables.append(_table("What the seeds carry", statistics_table(numbers, baseline), note=note))
