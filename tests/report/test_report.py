@@ -262,7 +262,7 @@ def test_the_paragraph_says_of_mixed_runs_only_what_they_share(runs, tmp_path):
 def test_ticks_are_whole_rounds_and_stay_inside():
     drawn = lines([Series("a", 0, [(1, 0, 0, 0), (12, 1, 1, 1)])], "round", "loss", "name")
     assert ">2.5<" not in drawn
-    assert ">5<" in drawn
+    assert ">9<" in drawn
     wide = lines([Series("a", 0, [(0, 0, 0, 0), (12.5e6, 1, 1, 1)])], "bytes", "loss", "name")
     assert 'text-anchor="end">12.5M<' in wide
 
@@ -325,8 +325,12 @@ def test_in_a_browser(page, report, width, scheme):
         assert box["height"] > 40
     assert view.locator("svg .line").count() >= 10
     assert view.locator("svg .band").count() >= 4
-    for paint in ("pale", "deep"):
-        assert all(contrast(view, number) > 4.3 for number in view.locator(f"svg text.{paint}").all()[:8])
+    first = view.locator("#summary td:first-child").first.bounding_box()
+    assert first["width"] <= width / 2, "names leave room for numbers"
+    shadows = view.locator("#summary .scroll").first.evaluate("table => getComputedStyle(table).backgroundAttachment")
+    assert shadows == "local, local, scroll, scroll", "a table says at which end it goes on"
+    for shade in ("pale", "middle", "deep"):
+        assert all(contrast(view, number) > 4.3 for number in view.locator(f"svg text.{shade}").all()[:8])
     assert view.asked == [report.as_uri()], "nothing else was loaded"
     dark = view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)"
     assert dark == (scheme == "dark")

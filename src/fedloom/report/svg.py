@@ -16,7 +16,7 @@ __all__ = ["Point", "Series", "heat", "lines", "nice", "scatter", "short"]
 WIDTH, HEIGHT = 460.0, 300.0
 COLOURS = 16
 ROOM = 20.0  # half the width of a number under an axis
-DEEP, DEEPEST = 0.56, 0.9  # shades: from where a number in a dark page is black, and where black can still be read
+MIDDLE, DEEP = 0.56, 0.87  # shades from which black is read better on a dark page, and white on a light one
 LABELLED = 8  # points beside which there is room for their names
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 38.0
 
@@ -58,13 +58,12 @@ def nice(low: float, high: float, count: int = 5, *, whole: bool = False) -> lis
     >>> nice(0.0, 97.0), nice(31.4, 35.2, 4)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [31.0, 32.0, 33.0, 34.0, 35.0, 36.0])
     >>> nice(0.0, 12.0), nice(0.0, 12.0, whole=True), nice(0.0, 2.0, whole=True)
-    ([0.0, 2.5, 5.0, 7.5, 10.0, 12.5], [0.0, 5.0, 10.0, 15.0], [0.0, 1.0, 2.0])
+    ([0.0, 2.5, 5.0, 7.5, 10.0, 12.5], [0.0, 3.0, 6.0, 9.0, 12.0], [0.0, 1.0, 2.0])
     """
     span = (high - low) or abs(high) or 1.0
     rough = max(span / count, 1.0) if whole else span / count
     size = 10.0 ** floor(log10(rough))
-    steps = [times * size for times in (1, 2, 2.5, 5, 10)]
-    step = next(each for each in steps if each >= rough * 0.999 and not (whole and each % 1))
+    step = size * next(times for times in (1, 2, 3 if whole else 2.5, 5, 10) if times * size >= rough * 0.999)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
 
@@ -207,14 +206,14 @@ def heat(
         parts.append(f'<text class="tick" x="{left - 6}" y="{y + tall / 2 + 3.5:.1f}" text-anchor="end">{label}</text>')
         for place, value in enumerate(values):
             x = left + place * size
-            shade = 0.06 + (DEEPEST - 0.06) * (value / most) ** 0.6 if value else 0.03
+            shade = 0.06 + 0.94 * (value / most) ** 0.6 if value else 0.03
             title = escape(f"{row}, {x_name} {columns[place] if columns else place}: {show(value)}")
             parts.append(
                 f'<rect class="cell" x="{x:.1f}" y="{y:.1f}" width="{max(size - 1, 0.5):.1f}" height="{tall - 1:.1f}" '
                 f'rx="2" fill-opacity="{shade:.2f}"><title>{title}</title></rect>'
             )
             if value and size >= 20:
-                ink = "deep" if shade > DEEP else "pale"
+                ink = "deep" if shade > DEEP else "middle" if shade > MIDDLE else "pale"
                 at = f'x="{x + size / 2 - 0.5:.1f}" y="{y + tall / 2 + 3:.1f}"'
                 parts.append(f'<text class="{ink} small" {at} text-anchor="middle">{show(value)}</text>')
     base = TOP + len(rows) * tall
