@@ -13,6 +13,8 @@ from fedloom import wire
 from fedloom.deploy.folder import init
 from fedloom.errors import InputError, Interrupted
 from fedloom.report.fairness import fairness, read
+from fedloom.report.gather import groups_of, read_runs
+from fedloom.report.words import words
 from fedloom.runs.export import export
 from fedloom.runs.knowledge import knowledge
 from fedloom.runs.profiles import profiles
@@ -58,6 +60,12 @@ def test_its_fairness_knows_no_samples(served, tmp_path):
     assert chosen.samples is None
     assert [cohort.tolist() for cohort in chosen.cohorts] == [[0, 1]]
     assert fairness(served, tmp_path / "fairness.png").is_file()
+
+
+def test_a_paper_is_told_of_real_devices(served):
+    text = words(groups_of(read_runs([served])))
+    assert "The clients are 2 real devices with data of their own." in text
+    assert not any(word in text for word in ("digits", "partition", "fleet"))
 
 
 def test_a_finished_one_is_given_back(served):

@@ -32,7 +32,7 @@ def words(groups: Sequence[Group]) -> str:
     shared, own = common([run.study for run in runs])
     apart = dict.fromkeys(key for each in own for key in each)
     beside = [key for key in apart if not key.startswith(("method.name", "engine."))]
-    parts = [_methods(runs), *(sentence for (sentence, *others) in map(list, said) if sentence and not others)]
+    parts = [_methods(runs), *(sentence for each in said if len(each) == 1 for sentence in each if sentence)]
     rest = {key: value for key, value in shared.items() if not key.startswith((*PLACED, *SECTIONS))}
     if told := _items({key: value for key, value in rest.items() if USUAL.get(key) != value}):
         parts.append(f"Also set: {told}.")
@@ -52,17 +52,22 @@ def _versions(runs: Iterable[Run], name: str) -> str:
     return " and ".join(dict.fromkeys(str(run.environment.get(name, "?")) for run in runs))
 
 
+def _deployed(run: Run) -> bool:
+    """Whether its clients were real devices, about whose data and capacities the study says nothing."""
+    return run.store.read(DEPLOYMENT) is not None
+
+
 def _data(run: Run) -> str:
+    if _deployed(run):
+        return ""
     data = run.study.data
     held = f"; a share of {data.validation:g} of each client's part is held out for validation"
-    if run.store.read(DEPLOYMENT) is not None:
-        return "The data are those of real devices."
     return f"The data set is {data.name}{held if data.validation else ''}."
 
 
 def _clients(run: Run) -> str:
-    if run.store.read(DEPLOYMENT) is not None:
-        return f"There are {run.study.fleet.clients} real devices."
+    if _deployed(run):
+        return f"The clients are {run.study.fleet.clients} real devices with data of their own."
     return f"The data are dealt to {run.study.fleet.clients} clients by the partition {_partition(run.study)}."
 
 
@@ -81,6 +86,8 @@ def _model(run: Run) -> str:
 
 
 def _fleet(run: Run) -> str:
+    if _deployed(run):
+        return ""
     told = {key: value for key, value in _set(run.study, "fleet").items() if key not in ("name", "clients")}
     return f"The devices are those of the fleet {_named(run.study.fleet.name, told)}."
 
