@@ -98,7 +98,8 @@ class Federation:
         return process
 
     def serve(self, *words: object, target: object = "study.toml", code: str = "") -> subprocess.Popen[str]:
-        return self.start("serve", target, "--test", "data/test.npz", *words, log="serve.log", code=code)
+        own = ["--test", "data/test.npz"] if target == "study.toml" else []  # a run that goes on knows it
+        return self.start("serve", target, *own, *words, log="serve.log", code=code)
 
     def join(self, number: int, *words: object, code: str = "") -> subprocess.Popen[str]:
         name = f"client_{number}"

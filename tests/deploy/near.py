@@ -51,8 +51,8 @@ class Grid:
         return [self.replies[name] for name in names]
 
 
-def near(federation: Federation, spoil: Spoil) -> Store:
-    """The folder of a run whose client_1 answers what `spoil` makes of its answers."""
+def near(federation: Federation, spoil: Spoil, **config: str) -> Store:
+    """The folder of a run whose client_1 answers what `spoil` makes of its answers; `config` is the server's."""
     from flwr.supercore.task_identity import TaskIdentity
 
     from fedloom.deploy.roster import registered
@@ -63,7 +63,7 @@ def near(federation: Federation, spoil: Spoil) -> Store:
     here = os.getcwd()
     os.chdir(federation.folder)
     try:
-        config = {"study": "study.toml", "keys": str(keys), "test": "data/test.npz"}
+        config = {"study": "study.toml", "keys": str(keys), "test": "data/test.npz", **config}
         return Store.open(federation.folder / conduct(Grid(federation, registered(keys), spoil), config))
     finally:
         os.chdir(here)

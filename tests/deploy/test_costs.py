@@ -7,6 +7,7 @@ import threading
 from statistics import median
 
 import pytest
+import torch
 
 from fedloom.deploy.measure import measure
 from fedloom.errors import InputError
@@ -91,3 +92,26 @@ def test_a_capacity_is_written_into_the_settings(tmp_path):
     found = measure("mlp", (1, 8, 8), 10, samples=10, memory=2**30)
     found.write(file)
     assert file.read_text() == 'name = "one"\ncapacity = 1.0\n'
+
+
+def test_speed_is_that_of_a_client_and_of_a_typical_step(monkeypatch):
+    """One thread, after steps that do not count, by the median: one step that was disturbed changes nothing."""
+    threads, step = [], torch.optim.SGD.step
+    clock, ticks = [0.0], iter([9.0, 9.0, 9.0, 0.01, 5.0, *[0.01] * 1000])
+
+    def watched(optimizer, *given):
+        threads.append(torch.get_num_threads())
+        clock[0] += next(ticks)
+        return step(optimizer, *given)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    monkeypatch.setattr("fedloom.deploy.measure.perf_counter", lambda: clock[0])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = measure("mlp", (1, 8, 8), 10, samples=320, memory=2**30)
+    finally:
+        assert torch.get_num_threads() == 2, "as it was"
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+    assert found.seconds_per_epoch == pytest.approx(10 * 0.01), "ten batches"

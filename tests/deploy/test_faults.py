@@ -290,6 +290,7 @@ def test_a_server_killed_and_restarted_goes_on_and_nothing_is_lost(processes, tm
     plain = simulated(federation, tmp_path / "simulated")
     for one, two in zip(served, plain.rows("metrics"), strict=True):
         assert one["local_accuracy"] == two["local_accuracy"]
+        assert one["global_accuracy"] == two["global_accuracy"]
         assert one["train_loss"] == two["train_loss"]
 
 

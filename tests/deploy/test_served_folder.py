@@ -9,14 +9,18 @@ import pytest
 import torch
 
 import fedloom.models.resolve
+from fedloom import wire
 from fedloom.deploy.folder import init
-from fedloom.errors import InputError
+from fedloom.errors import InputError, Interrupted
 from fedloom.report.fairness import fairness, read
+from fedloom.report.gather import groups_of, read_runs
+from fedloom.report.words import words
 from fedloom.runs.export import export
 from fedloom.runs.knowledge import knowledge
 from fedloom.runs.profiles import profiles
 from fedloom.runs.start import resume
 from tests.deploy.federation import Federation, together
+from tests.deploy.near import near
 
 pytest.importorskip("flwr")
 
@@ -58,6 +62,12 @@ def test_its_fairness_knows_no_samples(served, tmp_path):
     assert fairness(served, tmp_path / "fairness.png").is_file()
 
 
+def test_a_paper_is_told_of_real_devices(served):
+    text = words(groups_of(read_runs([served])))
+    assert "The clients are 2 real devices with data of their own." in text
+    assert not any(word in text for word in ("digits", "partition", "fleet"))
+
+
 def test_a_finished_one_is_given_back(served):
     assert resume(served).summary["rounds"] == 1
 
@@ -92,3 +102,44 @@ def test_a_run_of_peers_cannot_be_served(unfinished):
 def test_nobody_looks_into_data_that_are_elsewhere(look, served):
     with pytest.raises(InputError, match="a run with real clients, whose data are not here"):
         look(served)
+
+
+def honest(request, answer):
+    return wire.pack(answer)
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A federation, and its run of two rounds that was stopped in the second one."""
+
+    def stop(request, answer):
+        if request["kind"] == "work" and request["body"]["task"].round == 1:
+            raise KeyboardInterrupt
+        return honest(request, answer)
+
+    federation = Federation(tmp_path, clients=2, limit=100)
+    with pytest.raises(Interrupted) as told:
+        near(federation, stop)
+    return federation, str(told.value.folder)
+
+
+def test_a_run_that_goes_on_measures_on_the_same_images(stopped, tmp_path):
+    federation, folder = stopped
+    went_on = near(federation, honest, study=folder, test="")
+    whole = near(Federation(tmp_path / "whole", clients=2, limit=100), honest)
+    measured = [row["global_accuracy"] for row in went_on.rows("metrics")]
+    assert measured == [row["global_accuracy"] for row in whole.rows("metrics")]
+    assert None not in measured
+
+
+def test_a_run_does_not_go_on_with_other_images(stopped):
+    federation, folder = stopped
+    file = federation.folder / "data" / "test.npz"
+    moved = file.rename(file.with_name("moved.npz"))
+    with pytest.raises(InputError, match="does not exist, with which the run began; give --test if it lies elsewhere"):
+        near(federation, honest, study=folder, test="")
+    with pytest.raises(InputError, match=r"client_0.npz is not what it was when the run began, with --test .*test.npz"):
+        near(federation, honest, study=folder, test="data/client_0.npz")
+    assert near(federation, honest, study=folder, test=str(moved)).read("deployment.json")["files"]["test"]["path"] == (
+        str(moved)
+    )

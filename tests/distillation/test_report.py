@@ -125,3 +125,13 @@ def test_from_the_command_line(runs, monkeypatch, capsys):
     code, said = command(monkeypatch, capsys, "knowledge", folders[1].parent)
     assert code == 2
     assert "is not the folder of a run" in said.err
+
+
+def test_one_participant_has_nobody_to_exchange_with(tmp_path, monkeypatch, capsys):
+    result = run("gossip", tmp_path, fleet={"clients": 1}, **STUDY)
+    assert traffic_rows({"alone": result})["alone"]["share of all traffic"] == "-"
+    assert traffic_rows({"alone": result})["alone"]["a participant sends"] == "0 B"
+    code, said = command(monkeypatch, capsys, "knowledge", result.folder)
+    assert code == 0
+    assert "there are no others" in said.out
+    assert "nan" not in said.out

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fedloom.errors import InputError
 from fedloom.policies.topology import Chain, Graph, Ring, metropolis
 from tests.cli.conftest import SMALL, command  # noqa: F401 (a fixture)
-from tests.methods.tiny import study_of, world
+from tests.distillation.test_ring import VALID
+from tests.methods.tiny import run, study_of, world
 
 SHAPES = ["complete", "ring", "torus", "regular"]
 some_members = st.sets(st.integers(0, 60), min_size=1, max_size=24).map(sorted)
@@ -110,6 +111,35 @@ def test_edges_to_clients_that_do_not_exist_are_refused(command, tmp_path):  # n
     assert ended.sentence() == "topology.edges name client(s) 3, 4, but 3 clients are numbered 0 to 2"
     assert not list(tmp_path.glob("runs/*")), "before the run"
     world("gossip", topology={"shape": "edges", "edges": [[0, 1], [1, 2], [2, 0]]}).check()
+
+
+def test_a_graph_in_parts_is_told_once(command, caplog):  # noqa: F811
+    words = [*SMALL, "--clients", 6, "--set", "topology.shape=edges", "--set", "topology.edges=[[0, 1], [2, 3]]"]
+    ended = command("run", "gossip", *words)
+    assert ended.code == 0, ended.err
+    assert caplog.messages == [
+        "topology.edges: client(s) 4 and 5 have no neighbour and train alone",
+        "topology.edges: these 2 groups never hear of each other: 0 and 1; 2 and 3",
+    ]
+
+
+def test_who_has_no_neighbour_sends_nothing(tmp_path):
+    """Whoever is heard of by somebody, now or when the next round begins, sends; a client alone never does."""
+    edges = {"shape": "edges", "edges": [[0, 1]]}
+    sent = uploads(run("gossip", tmp_path / "edges", topology=edges, run={"rounds": 2}))
+    assert all((size == 0) == (client == 2) for (client, *_), size in sent.items())
+    for method, study in (("gossip", {}), ("fedrkd", VALID), ("metafed", VALID)):
+        alone = run(method, tmp_path / method, fleet={"clients": 1}, run={"rounds": 2}, **study)
+        assert set(uploads(alone).values()) == {0}, method
+    assert all(uploads(run("metafed", tmp_path / "circle", run={"rounds": 2}, **VALID)).values())
+
+
+def uploads(result):
+    return {
+        (row["client"], row["round"], row["stage"]): row["upload_bytes"]
+        for row in result.rows("clients")
+        if row["job"] == "work"
+    }
 
 
 @given(st.integers(2, 14), st.sampled_from(SHAPES))

@@ -104,6 +104,8 @@ def test_the_page_follows_a_run(page, some, width):
         (folder / "metrics.jsonl").write_text("".join(lines))
         card.get_by_text("round 3 of 3").wait_for(timeout=10_000)
         assert view.locator("#now").inner_text().startswith("live")
+        card.locator("h3 span").first.evaluate("span => span.textContent = 'a label of many words '.repeat(9)")
+        assert card.locator(".badge").bounding_box()["height"] < 40, "a long label does not stretch it"
 
 
 def test_it_shows_who_takes_part_in_a_deployment(some):

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from fedloom.errors import InputError
+from fedloom.report.board import Board
 from fedloom.report.gather import groups_of, read_runs
-from fedloom.report.html import render, write_report
+from fedloom.report.html import CARDS, render, write_report
 from fedloom.report.svg import Point, Series, heat, lines, nice, scatter
+from fedloom.report.words import words
 from tests.cli.conftest import Ended, command  # noqa: F401 (a fixture)
 
 SECTIONS = ["summary", "curves", "costs", "clients", "data", "submodels", "selection", "settings"]
@@ -85,6 +87,36 @@ def test_groups_by_seed_and_what_sets_them_apart(runs, tmp_path):
     assert labels == {"fedrolex", "heterofl, train.lr 0.05", "heterofl, train.lr 0.5"}
 
 
+def test_labels_stay_short_and_letters_are_told(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    one, other = sorted((tmp_path / "runs").glob("heterofl*"))
+    other_study(one, train__lr=0.5, fleet__dropout=0.25, partition__name="iid")
+    third = shutil.copytree(other, other.with_name("third"))
+    other_study(third, train__lr=0.5, fleet__dropout=0.25, train__epochs=2)
+    found = read_runs([tmp_path / "runs"])
+    groups = {group.label: group.key for group in groups_of(found)}
+    assert groups == {
+        "fedrolex": "", "heterofl, iid": "",
+        "heterofl, classes:2 (a)": "train.lr 0.05, train.epochs 1, fleet.dropout not set",
+        "heterofl, classes:2 (b)": "train.lr 0.5, train.epochs 2, fleet.dropout 0.25",
+    }  # fmt: skip
+    text = render(found)
+    assert cells(text, "What the letters stand for")["heterofl, classes:2 (b)"]["differs in"].startswith("train.lr 0.5")
+    assert '<p class="key">' in Board([tmp_path / "runs"]).live()
+
+
+def test_a_crowd_has_few_cards_and_every_line_its_own_switch(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    first = next((tmp_path / "runs").glob("heterofl*0"))
+    for number in range(CARDS):
+        other_study(shutil.copytree(first, first.with_name(f"more{number}")), fleet__dropout=number / 100)
+    text = render(read_runs([tmp_path / "runs"]))
+    assert text.count('<div class="card"') == CARDS
+    assert f"The {CARDS} best of {CARDS + 2} have a card" in text
+    assert len(set(re.findall(r'<button type="button" data-s="\d+" data-of="(\d+)"', text))) == CARDS + 2
+    assert set(re.findall(r'<g data-s="\d+" data-of="(\d+)"', text)) == set(map(str, range(CARDS + 2)))
+
+
 def test_curves_are_means_with_deviations(runs):
     (group,) = [group for group in groups_of(read_runs([runs])) if group.label == "heterofl"]
     curve = group.curve("global_accuracy")
@@ -145,7 +177,8 @@ def test_statistics_are_over_finished_runs(runs, tmp_path):
         cells(text, "Accuracy")["fedrolex"] | {"seeds": "1", "global %": ended} == cells(text, "Accuracy")["fedrolex"]
     )
     assert cells(text, "What the seeds carry")["fedrolex"]["mean %"] == ended
-    assert cells(text, "What the seeds carry")["heterofl"]["95 % interval"] != "-"
+    assert cells(text, "What the seeds carry")["heterofl"]["95 % interval"] == "-", "two seeds have none"
+    assert "2 seeds, no interval" in text
     assert cells(text, "Cost of the whole run")["fedrolex"]["up MB"] == f"{whole['upload_bytes'] / 1e6:.3g}"
     assert "98.76" not in text
 
@@ -184,6 +217,56 @@ def test_two_runs_of_one_seed_are_named_and_one_counts(runs, tmp_path):
     assert "means over 2 seeds" in text
 
 
+def other_study(place, **changes):
+    """A run whose folder says that it was asked for with other settings."""
+    study = json.loads((place / ".study.json").read_text())
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        study[section][key] = value
+    (place / ".study.json").write_text(json.dumps(study))
+
+
+def test_the_paragraph_for_a_paper_names_what_was_set(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    changes = {
+        "partition__name": "dirichlet", "partition__alpha": 0.3, "train__schedule": "cosine", "train__clip": 1.0,
+        "fleet__dropout": 0.25, "fleet__deadline": 40.0, "merge__name": "trimmed", "merge__share": 0.2,
+    }  # fmt: skip
+    for place in (tmp_path / "runs").iterdir():
+        other_study(place, **changes)
+    text = words(groups_of(read_runs([tmp_path / "runs"])))
+    for said in (
+        "dirichlet (alpha 0.3, minimum 2)", "fleet high (deadline 40, dropout 0.25)", "merge.name trimmed",
+        "merge.share 0.2", "SGD (clip 1, schedule cosine, decay 0.1)", "Numbers are means over 2 seeds (0, 1).",
+        "a share of 0.5 of the clients trains, chosen by uniform,",
+    ):  # fmt: skip
+        assert said in text
+    assert "t-test" not in text, "two seeds are not tested"
+    assert "differ" not in text
+
+
+def test_the_paragraph_says_of_mixed_runs_only_what_they_share(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    for place in (tmp_path / "runs").glob("heterofl*"):
+        other_study(place, data__name="mnist", train__lr=0.5)
+    shutil.rmtree(next((tmp_path / "runs").glob("fedrolex*1")))
+    text = words(groups_of(read_runs([tmp_path / "runs"])))
+    assert "The model is mlp." in text
+    assert "data set" not in text
+    assert "learning rate" not in text
+    assert "Beside the method, the runs differ in data.name and train.lr." in text
+    assert "fedrolex: of one seed (0)" in text
+    assert "heterofl: means over 2 seeds (0, 1)" in text
+
+
+def test_ticks_are_whole_rounds_and_stay_inside():
+    drawn = lines([Series("a", 0, [(1, 0, 0, 0), (12, 1, 1, 1)])], "round", "loss", "name")
+    assert ">2.5<" not in drawn
+    assert ">9<" in drawn
+    wide = lines([Series("a", 0, [(0, 0, 0, 0), (12.5e6, 1, 1, 1)])], "bytes", "loss", "name")
+    assert 'text-anchor="end">12.5M<' in wide
+
+
 def test_wrong_input(command, runs, tmp_path):  # noqa: F811
     ended: Ended = command("report", tmp_path / "nowhere")
     assert "is not a folder" in ended.sentence()
@@ -209,7 +292,25 @@ def test_figures_by_hand():
     (front,) = re.findall(r'class="front" d="([^"]+)"', scatter(points, "x", "y", "name"))
     assert front.count("L") == 1, "two on the front; the third is beaten in both"
     assert heat(["a<b"], [[1.0, 0.0]], "name").count("<rect") == 2
+    assert heat(["a", "b"], [[1.0], [1.0, 2.0, 3.0]], "name").count('x="4') == 0, "rows of unequal lengths fit"
     assert "a&lt;b" in heat(["a<b"], [[1.0, 0.0]], "name")
+
+
+def contrast(view, number):
+    """Of a number in a heat map and its cell (WCAG 2)."""
+    return number.evaluate(
+        """text => {
+            const parts = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
+            const cell = text.previousElementSibling, shade = Number(cell.getAttribute("fill-opacity"));
+            const card = parts(getComputedStyle(text.closest("figure")).backgroundColor);
+            const mixed = parts(getComputedStyle(cell).fill).map((value, k) => shade * value + (1 - shade) * card[k]);
+            const light = colour => colour.map(value => value / 255)
+                .map(value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+                .reduce((sum, value, k) => sum + value * [0.2126, 0.7152, 0.0722][k], 0.05);
+            const [low, high] = [light(mixed), light(parts(getComputedStyle(text).fill))].sort((a, b) => a - b);
+            return high / low;
+        }"""
+    )
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
@@ -224,6 +325,12 @@ def test_in_a_browser(page, report, width, scheme):
         assert box["height"] > 40
     assert view.locator("svg .line").count() >= 10
     assert view.locator("svg .band").count() >= 4
+    first = view.locator("#summary td:first-child").first.bounding_box()
+    assert first["width"] <= width / 2, "names leave room for numbers"
+    shadows = view.locator("#summary .scroll").first.evaluate("table => getComputedStyle(table).backgroundAttachment")
+    assert shadows == "local, local, scroll, scroll", "a table says at which end it goes on"
+    for shade in ("pale", "middle", "deep"):
+        assert all(contrast(view, number) > 4.3 for number in view.locator(f"svg text.{shade}").all()[:8])
     assert view.asked == [report.as_uri()], "nothing else was loaded"
     dark = view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)"
     assert dark == (scheme == "dark")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.report.statistics import against, compare, estimate, holm, verdict
+from fedloom.report.tables import interval
 
 CLEAR = {
     "good": [0.90, 0.91, 0.92, 0.93, 0.91], "fair": [0.80, 0.82, 0.82, 0.83, 0.80], "bad": [0.5, 0.53, 0.5, 0.54, 0.52],
@@ -30,6 +31,13 @@ def test_an_interval_by_hand():
     assert found.mean == 2
     assert found.interval == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
     assert estimate([5.0]).interval is None
+    assert estimate([0.9, 0.5]).interval is None, "two seeds say nothing: it would be 0.7 -+ 2.5"
+
+
+@given(numbers)
+def test_what_is_shown_of_an_interval_is_possible(values):
+    low, high = map(float, interval(estimate(values)).removesuffix(" (cut)").split(" to "))
+    assert 0 <= low <= high <= 100
 
 
 @given(numbers)

@@ -8,9 +8,11 @@ share of units, so the largest capacity is searched for at which a sub-model's t
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -19,10 +21,12 @@ from fedloom.errors import InputError
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.cut import Prefix
+from fedloom.runs.engine import arithmetic
 
 __all__ = ["Measured", "available_memory", "measure"]
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
+WARM, LONG, FEWEST = 0.2, 1.0, 3  # seconds of steps that do not count, and that do; steps of each at least
 COPIES = 4  # of the parameters while training: values, gradients, momentum, and what is to be sent
 
 
@@ -85,14 +89,27 @@ def measure(
 
 
 def _speed(network: Network, batch_size: int) -> float:
-    """Multiply-accumulates a second while training the whole model, the best of a few steps."""
+    """Multiply-accumulates a second while training the whole model as a client does, by the median of many steps."""
     module = network.build().train()
     x, y = torch.randn(batch_size, *network.shape), torch.zeros(batch_size, dtype=torch.int64)
-    optimizer, best = torch.optim.SGD(module.parameters(), lr=0.01), float("inf")
-    for _ in range(5):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def step() -> float:
         begin = perf_counter()
         optimizer.zero_grad()
         torch.autograd.backward(torch.nn.functional.cross_entropy(module(x), y))
         optimizer.step()
-        best = min(best, perf_counter() - begin)
-    return 3 * network.macs(network.initial(0)) * batch_size / best
+        return perf_counter() - begin
+
+    with arithmetic("cpu", "float32"):
+        _repeated(step, WARM)
+        typical = median(_repeated(step, LONG))
+    return 3 * network.macs(network.initial(0)) * batch_size / typical
+
+
+def _repeated(step: Callable[[], float], seconds: float) -> list[float]:
+    """How long each step took; so many that they took so long together, and never fewer than a few."""
+    taken: list[float] = []
+    while len(taken) < FEWEST or sum(taken) < seconds:
+        taken.append(step())
+    return taken

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
@@ -146,6 +147,7 @@ class Deployment:
     class_names: list[str]
     mean: list[float]
     std: list[float]
+    files: dict[str, dict[str, str]] = field(default_factory=dict)  # test, public -> where the server has it, its hash
 
     @cached_property
     def normal(self) -> tuple[np.ndarray, np.ndarray]:
@@ -153,10 +155,31 @@ class Deployment:
         return np.array(self.mean), np.array(self.std)
 
 
+def _own_files(given: Mapping[str, Any], before: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """The server's own files: what is given, else what the run began with, which must be as it was then."""
+    files = {}
+    for name in ("test", "public"):
+        known = before.get(name, {})
+        path = Path(str(given.get(name) or known.get("path", "")))
+        if not (given.get(name) or known):
+            continue
+        if not path.is_file():
+            again = f", with which the run began; give --{name} if it lies elsewhere now" if known else ""
+            raise InputError(f"data '{path}' does not exist{again}")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != known.get("sha256", found):
+            raise InputError(
+                f"{path} is not what it was when the run began, with --{name} {known['path']}; "
+                f"put that file back, or start a new run"
+            )
+        files[name] = {"path": str(path.resolve()), "sha256": found}
+    return files
+
+
 def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
     """Run a study over a grid from wherever it stands; gives the run's folder."""
     target, keys = Path(str(config["study"])), Path(str(config["keys"]))
-    test, public = (Path(str(config[name])) if config.get(name) else None for name in ("test", "public"))
     known = registered(keys)
     say, store, fixed = saying.get(), None, None
     if target.is_dir():
@@ -172,22 +195,23 @@ def conduct(grid: Any, config: Mapping[str, Any]) -> Path:
         if gone := set(fixed.names) - known.keys():
             raise InputError(f"{keys} no longer knows {', '.join(sorted(gone))}, who took part in {target}")
         known = {name: known[name] for name in fixed.names}
+    files = _own_files(config, fixed.files if fixed else {})
+    test, public = (Path(files[name]["path"]) if name in files else None for name in ("test", "public"))
     roster = Roster(grid, known, getattr(grid, "traffic", None))
     least = enough(int(config.get("min") or 0), len(roster))
     study = store.study() if store else _served(target, len(roster), say)
     must_be_there("engine.device", study.engine.device)
     roster.file = store.folder / STATUS if store else None
     gather(roster, least, say)
-    if fixed is None:
-        fixed = fix(roster, study, public)
+    fixed = replace(fixed or fix(roster, study, public), files=files)
     data = server_data(public, test, fixed.shape, fixed.class_names, len(roster))
     world = ServerWorld(study, *data, normal=fixed.normal, joined=columns_of(roster, study))
     world.check()
     if store is None:
         name = plain(f"{study.method.name}-served-{study.run.seed}")
         store = Store.create(Path(study.run.out), name, study.model_dump_json(indent=1), world.split)
-        store.write(DEPLOYMENT, asdict(fixed))
         roster.file = store.folder / STATUS
+    store.write(DEPLOYMENT, asdict(fixed))
     limit = SMALL + 4 * sum(tensor.nbytes for tensor in world.network.initial(0).values())
     if guard := getattr(grid, "guard", None):
         guard.limit = limit

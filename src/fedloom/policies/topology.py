@@ -7,8 +7,10 @@ in a circle, so that what was connected stays so.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, pairwise
 from math import isqrt
 from typing import Annotated, Literal, Protocol
@@ -16,11 +18,12 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from annotated_types import Ge
 
-from fedloom.errors import InputError
+from fedloom.errors import InputError, oxford
 from fedloom.registry import register
 
 __all__ = ["Chain", "Edge", "Graph", "Ring", "Stages", "Star", "Topology", "metropolis"]
 
+log = logging.getLogger("fedloom.topology")
 Edge = tuple[int, int]  # from, to; an edge from a client to itself lets it work alone
 Stages = list[list[Edge]]
 
@@ -88,12 +91,14 @@ class Graph:
             raise InputError(f"topology.edges are pairs of different client numbers; got {self.edges!r}")
 
     def fits(self, clients: int) -> None:
-        """Refuse edges to clients that do not exist: raise InputError with the reason."""
+        """Refuse edges to clients that do not exist: raise InputError with the reason. Warn of a graph in parts."""
         if beyond := sorted({client for edge in self.edges for client in edge if client >= clients}):
             named = ", ".join(map(str, beyond))
             raise InputError(
                 f"topology.edges name client(s) {named}, but {clients} clients are numbered 0 to {clients - 1}"
             )
+        if self.edges:
+            _warn(self.edges, clients)
 
     def stages(self, round: int, members: Sequence[int]) -> Stages:
         """One stage, every edge in both ways."""
@@ -166,11 +171,33 @@ def _regular(count: int, degree: int, generator: np.random.Generator) -> list[Ed
 
 
 def _connected(count: int, edges: Iterable[Edge]) -> bool:
+    return len(_parts(count, edges)) == 1
+
+
+def _parts(count: int, edges: Iterable[Edge]) -> list[list[int]]:
+    """The members that reach each other.
+
+    >>> _parts(5, [(0, 3), (3, 1)])
+    [[0, 1, 3], [2], [4]]
+    """
     names = list(range(count))
     for one, two in edges:
         old, new = names[one], names[two]
         names = [new if name == old else name for name in names]
-    return len(set(names)) == 1
+    return [[place for place, name in enumerate(names) if name == part] for part in dict.fromkeys(names)]
+
+
+@cache  # a run looks at its graph more than once, and a comparison for every cell
+def _warn(edges: tuple[Edge, ...], clients: int) -> None:
+    """Say once who is alone, and which groups never hear of each other."""
+    parts = _parts(clients, edges)
+    alone = [part[0] for part in parts if len(part) == 1]
+    groups = [part for part in parts if len(part) > 1]
+    if alone:
+        log.warning("topology.edges: client(s) %s have no neighbour and train alone", oxford(alone, "and"))
+    if len(groups) > 1:
+        listed = "; ".join(oxford(group, "and") for group in groups)
+        log.warning("topology.edges: these %d groups never hear of each other: %s", len(groups), listed)
 
 
 def metropolis(own: int, degrees: dict[int, int]) -> dict[int, float]:

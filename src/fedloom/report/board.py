@@ -58,7 +58,7 @@ class Board:
         damaged = {run: run.damage() for run in everyone}
         runs = [run for run, why in damaged.items() if not why]
         groups = groups_of(runs) if runs else []
-        cards = [_card(run, group.label, number) for number, group in enumerate(groups) for run in group.runs]
+        cards = [_card(run, group, number) for number, group in enumerate(groups) for run in group.runs]
         cards.sort(key=lambda card: STATES.index(card["state"]))
         counts = {state: sum(card["state"] == state for card in cards) for state in STATES}
         told = [why for why in damaged.values() if why]
@@ -82,7 +82,7 @@ def _page(name: str, **content: Any) -> str:
     return pages.get_template(name).render(**content)
 
 
-def _card(run: Run, label: str, number: int) -> dict[str, Any]:
+def _card(run: Run, group: Group, number: int) -> dict[str, Any]:
     rounds, done, state = run.study.run.rounds, len(run.rows), run.state
     evaluated: Mapping[str, Any] = next((row for row in reversed(run.rows) if "local_accuracy" in row), {})
     last: Mapping[str, Any] = run.rows[-1] if run.rows else {}
@@ -97,8 +97,9 @@ def _card(run: Run, label: str, number: int) -> dict[str, Any]:
         "failed tasks": str(sum(row["failures"] for row in run.rows)),
     }
     return {
-        "label": label, "seed": run.seed, "folder": str(run.store.folder), "number": number, "state": state,
-        "done": done, "rounds": rounds, "share": 100 * done / rounds, "left": _time(left), "numbers": numbers,
+        "label": group.label, "key": group.key, "seed": run.seed, "folder": str(run.store.folder), "number": number,
+        "state": state, "done": done, "rounds": rounds, "share": 100 * done / rounds, "left": _time(left),
+        "numbers": numbers,
         "failure": run.failure, "trouble": int(numbers["failed tasks"]) > 0, "members": _members(run.store),
     }  # fmt: skip
 
@@ -141,7 +142,7 @@ def _figures(groups: Sequence[Group]) -> list[tuple[str, str]]:
                     (float(row["round"]), factor * row[measure]) for row in run.rows if row.get(measure) is not None
                 ]
                 label = f"{group.label}, seed {run.seed}"
-                series.append(Series(label, number % 16, [(x, y, y, y) for x, y in known]))
+                series.append(Series(label, number, [(x, y, y, y) for x, y in known]))
         if picture := lines(series, "round", unit, title, top):
             figures.append((title, picture))
     return figures

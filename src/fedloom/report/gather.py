@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -25,6 +25,8 @@ log = logging.getLogger("fedloom.report")
 
 # Settings that may differ between runs of one group: they do not belong to the question.
 ASIDE = ("run.seed", "run.out", "run.checkpoint_every")
+LONGEST = 40  # letters of a label that tells a setting
+NAMING = ("data.name", "model.name", "partition.name")  # settings whose values say enough without their names
 Settings = dict[str, Any]
 
 
@@ -127,6 +129,7 @@ class Group:
 
     label: str
     runs: Sequence[Run]
+    key: str = ""  # what the letter in its label stands for
 
     @property
     def ended(self) -> bool:
@@ -141,7 +144,7 @@ class Group:
         """
         furthest = {run.seed: run for run in sorted(self.runs, key=lambda run: run.progress)}
         finished = [run for run in furthest.values() if run.state == "finished"]
-        return Group(self.label, sorted(finished or furthest.values(), key=lambda run: run.seed))
+        return replace(self, runs=sorted(finished or furthest.values(), key=lambda run: run.seed))
 
     def values(self, measure: str) -> dict[int, float]:
         """A number of the summaries, by seed."""
@@ -227,14 +230,61 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     """Runs by study, called after their method, and after what else sets them apart where that is not enough."""
     together: dict[str, list[Run]] = {}
     for run in runs:
-        key = {name: value for name, value in flat(run.study).items() if not name.startswith("engine.")}
-        together.setdefault(repr(sorted(key.items(), key=lambda item: item[0])), []).append(run)
+        together.setdefault(repr(sorted(_asked(run).items(), key=lambda item: item[0])), []).append(run)
     members = [sorted(each, key=lambda run: run.seed) for each in together.values()]
     names = [each[0].study.method.name for each in members]
-    own = common([each[0].study for each in members])[1]
-    labels = []
-    for name, settings in zip(names, own, strict=True):
-        alike = [each for each, other in zip(own, names, strict=True) if other == name]
-        apart = [key for key in settings if any(each.get(key) != settings[key] for each in alike)]
-        labels.append(", ".join([name, *(f"{key} {settings[key]}" for key in apart)]))
-    return [Group(label, each) for label, each in zip(labels, members, strict=True)]
+    called: dict[int, tuple[str, str]] = {}
+    for method in dict.fromkeys(names):
+        places = [place for place, name in enumerate(names) if name == method]
+        labels = _labels(method, [_asked(members[place][0]) for place in places])
+        called |= dict(zip(places, labels, strict=True))
+    return [Group(called[place][0], each, called[place][1]) for place, each in enumerate(members)]
+
+
+def _asked(run: Run) -> Settings:
+    """The settings that make it another question: not what it ran on."""
+    return {name: value for name, value in flat(run.study).items() if not name.startswith("engine.")}
+
+
+def _labels(method: str, every: Sequence[Settings]) -> list[tuple[str, str]]:
+    """A short label for each of a method's studies, and what its letter stands for where it needs one.
+
+    One setting that sets them apart is told; of several the names of data, model and partition, and a letter.
+    """
+    apart, found = _apart(every), []
+    if len(apart) == 1 and apart[0] not in NAMING:
+        labels = [f"{method}, {apart[0]} {_told(each, apart[0])}" for each in every]
+        if max(map(len, labels)) <= LONGEST:
+            return [(label, "") for label in labels]
+    short = [", ".join([method, *(_told(each, key) for key in NAMING if key in apart)]) for each in every]
+    for place, label in enumerate(short):
+        alike = [each for each, other in zip(every, short, strict=True) if other == label]
+        letter = f" ({_letter(short[:place].count(label))})" if len(alike) > 1 else ""
+        found.append((label + letter, _key(every[place], alike) if letter else ""))
+    return found
+
+
+def _key(own: Settings, alike: Sequence[Settings]) -> str:
+    """The settings of one that are not those of most that are called alike."""
+    told = {key: [_told(each, key) for each in alike] for key in _apart(alike)}
+    unusual = [key for key, values in told.items() if 2 * values.count(_told(own, key)) <= len(alike)]
+    return ", ".join(f"{key} {_told(own, key)}" for key in unusual) or "what most have"
+
+
+def _apart(every: Sequence[Settings]) -> list[str]:
+    """The settings in which some differ."""
+    known = dict.fromkeys(key for each in every for key in each)
+    return [key for key in known if any(each.get(key) != every[0].get(key) for each in every)]
+
+
+def _told(settings: Settings, key: str) -> str:
+    return str(settings.get(key, "not set"))
+
+
+def _letter(number: int) -> str:
+    """a to z, then aa, ab and so on.
+
+    >>> [_letter(number) for number in (0, 25, 26, 53)]
+    ['a', 'z', 'aa', 'bb']
+    """
+    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)

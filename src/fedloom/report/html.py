@@ -16,13 +16,17 @@ import numpy as np
 from fedloom import __version__
 from fedloom.errors import InputError, choose
 from fedloom.report.gather import Group, Run, common, groups_of, read_runs
-from fedloom.report.statistics import estimate, verdict
+from fedloom.report.statistics import ENOUGH, Estimate, estimate, verdict
 from fedloom.report.svg import Point, Series, heat, lines, scatter
 from fedloom.report.tables import COST, NAMES, UNTIL, Rows, aims, brief, interval, percent, quantity, statistics_table
+from fedloom.report.words import words
 from fedloom.runs.grid import Spread
 
 __all__ = ["render", "write_report"]
 
+FEW = 3  # different facts that are not listed any more
+NARROW = 6  # columns of text that fit beside each other
+CARDS = 24  # the best of so many methods have a card; all are in the tables
 MOST = 100  # clients that a picture of clients shows
 TRAFFIC = "upload_bytes+download_bytes"
 
@@ -36,6 +40,7 @@ class Table(NamedTuple):
     csv: str
     latex: str
     note: str = ""
+    shape: str = ""  # long: text that wraps; pairs: names and values side by side
 
 
 class Figure(NamedTuple):
@@ -94,11 +99,11 @@ def render(runs: Sequence[Run], baseline: str | None = None) -> str:
         subtitle=_facts(runs, groups),
         verdict=sentence[:1].upper() + sentence[1:] if len(groups) > 1 else "",
         winner=winner,
-        aside=[*_unfinished(every), *_doubled(every)],
+        aside=[*_unfinished(every), *_doubled(every), *_crowd(groups)],
         cards=_cards(groups, measure),
         legend=[(number, group.label) for number, group in enumerate(groups)],
         sections=[section for section in sections if section is not None and (section.tables or section.figures)],
-        words=_words(groups),
+        words=words(groups),
         made=f"fedloom {__version__}, {datetime.now():%Y-%m-%d %H:%M}",
     )
 
@@ -129,6 +134,12 @@ def _doubled(groups: Sequence[Group]) -> Iterator[str]:
         yield f"Run more than once; the run that got further counts, of equals the later: {'; '.join(named)}."
 
 
+def _crowd(groups: Sequence[Group]) -> Iterator[str]:
+    """That not everybody has a card, in a sentence."""
+    if len(groups) > CARDS:
+        yield f"The {CARDS} best of {len(groups)} have a card; all are in the tables."
+
+
 def _to_go(*runs: Run) -> str:
     return f"{runs[0].study.run.rounds - min(len(run.rows) for run in runs)} rounds to go"
 
@@ -139,7 +150,7 @@ def _measure(groups: Sequence[Group]) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    sets = ", ".join(dict.fromkeys(run.study.data.name for run in runs))
+    sets = _together([run.study.data.name for run in runs])
     methods = list(dict.fromkeys(run.study.method.name for run in runs))
     return f"{methods[0] if len(methods) == 1 else f'{len(methods)} methods'} on {sets}"
 
@@ -153,13 +164,23 @@ def _facts(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
         lambda run: f"{run.study.fleet.name} fleet",
         lambda run: f"{run.study.run.rounds} rounds",
     ]
-    said = ["/".join(dict.fromkeys(say(run) for run in runs)) for say in sayings]
+    said = [_together([say(run) for run in runs]) for say in sayings]
     seeds = sorted({len(group.runs) for group in groups})
     return [*said, f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"]
 
 
+def _together(facts: Sequence[str]) -> str:
+    """A fact of all runs; of more than a few different ones only how many there are.
+
+    >>> _together(["cnn", "cnn", "mlp"]), _together(["2 rounds", "3 rounds", "4 rounds", "5 rounds"])
+    ('cnn/mlp', '2 rounds and 3 others')
+    """
+    first, *others = dict.fromkeys(facts)
+    return f"{first} and {len(others)} others" if len(others) >= FEW else "/".join([first, *others])
+
+
 def _cards(groups: Sequence[Group], measure: str) -> list[dict[str, Any]]:
-    cards = []
+    cards: list[dict[str, Any]] = []
     for number, group in enumerate(groups):
         values = list(group.values(measure).values())
         if not values:
@@ -171,20 +192,26 @@ def _cards(groups: Sequence[Group], measure: str) -> list[dict[str, Any]]:
         cards.append(
             {
                 "number": number, "label": group.label, "value": percent(found.mean),
-                "interval": interval(found) if sure else "one seed" if group.ended else _to_go(*group.runs),
+                "interval": _carried(found) if group.ended else _to_go(*group.runs),
                 "traffic": quantity(fmean(traffic), "B"), "low": max(0.0, 100 * low), "high": min(100.0, 100 * high),
                 "mean": 100 * found.mean,
             }
         )  # fmt: skip
-    return sorted(cards, key=lambda card: -card["mean"])
+    return sorted(cards, key=lambda card: -card["mean"])[:CARDS]
 
 
-def _table(title: str, rows: Rows, corner: str = "method", note: str = "") -> Table:
+def _carried(found: Estimate) -> str:
+    """The interval of a mean, or how few seeds there are."""
+    few = "one seed" if found.seeds == 1 else f"{found.seeds} seeds, no interval"
+    return few if found.interval is None else interval(found)
+
+
+def _table(title: str, rows: Rows, corner: str = "method", note: str = "", shape: str = "") -> Table:
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     body = [[name, *(row.get(head, "-") for head in heads)] for name, row in rows.items()]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([[corner, *(head.strip() for head in heads)], *body])
-    return Table(title, [corner, *heads], body, file.getvalue(), _latex([corner, *heads], body), note)
+    return Table(title, [corner, *heads], body, file.getvalue(), _latex([corner, *heads], body), note, shape)
 
 
 def _latex(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -232,8 +259,11 @@ def _summary(groups: Sequence[Group], numbers: Mapping[str, Mapping[int, float]]
         "Runs that have not ended count only where a method has no others."
     )
     tables = [_table("Accuracy", rows, note=note)]
+    if keys := {group.label: {"differs in": group.key} for group in groups if group.key}:
+        note = "Settings that are not those of most with the same name."
+        tables.insert(0, _table("What the letters stand for", keys, note=note, shape="long"))
     if any(len(values) > 1 for values in numbers.values()):
-        note = "95 % intervals of the mean (Student)."
+        note = f"95 % intervals of the mean (Student), from {ENOUGH} seeds on, cut at what is possible."
         if baseline:
             note += f" Against {baseline}: paired t-test over common seeds, p-values with Holm's correction."
         tables.append(_table("What the seeds carry", statistics_table(numbers, baseline), note=note))
@@ -434,9 +464,9 @@ def _selection(groups: Sequence[Group]) -> Section | None:
         rows[group.label] = _five(known) | {"never": str(never), "Gini": f"{_gini(known):.2f}"}
     if not cells:
         return None
-    wide = max(map(len, cells)) > 24
+    wide, seed = max(map(len, cells)) > 24, groups[0].runs[0].seed
     figure = Figure(
-        "How often each client trained", heat(names, cells, "How often each client trained"), "first seed", wide
+        "How often each client trained", heat(names, cells, "How often each client trained"), f"seed {seed}", wide
     )
     table = _table(
         "Rounds that a client trained in", rows, note="Gini: 0 if all trained equally often, 1 if one did all."
@@ -467,22 +497,21 @@ def _trouble(groups: Sequence[Group]) -> Section | None:
             failed[group.label] = {"tasks": str(tasks), **{kind: str(count) for kind, count in kinds.items()}}
     tables = []
     if unfinished:
-        tables.append(_table("Runs that are not finished", unfinished, "run"))
+        tables.append(_table("Runs that are not finished", unfinished, "run", shape="long"))
     if failed:
-        tables.append(_table("Tasks that failed", failed, note="A round goes on without them."))
+        tables.append(_table("Tasks that failed", failed, note="A round goes on without them.", shape="long"))
     return Section("trouble", "Failures", "", tables, []) if tables else None
 
 
 def _settings(groups: Sequence[Group]) -> Section:
     runs = [run for group in groups for run in group.runs]
     shared, own = common([group.runs[0].study for group in groups])
-    tables = [
-        _table("What all runs share", {key: {"value": _plain(value)} for key, value in shared.items()}, "setting")
-    ]
+    values: Rows = {key: {"value": _plain(value)} for key, value in shared.items()}
+    tables = [_table("What all runs share", values, "setting", shape="pairs")]
     keys = list(dict.fromkeys(key for each in own for key in each))
     if keys not in ([], ["method.name"]):
         rows = {g.label: {key: _plain(each.get(key, "-")) for key in keys} for g, each in zip(groups, own, strict=True)}
-        tables.insert(0, _table("What sets them apart", rows))
+        tables.insert(0, _table("What sets them apart", rows, shape="long" if len(keys) <= NARROW else ""))
     made: Rows = {}
     for run in runs:
         for key, value in run.environment.items():
@@ -491,44 +520,15 @@ def _settings(groups: Sequence[Group]) -> Section:
                 known["value"] += f", {value}"
             elif key == "started":
                 known["value"] = min(known["value"], str(value))
-    tables.append(_table("Versions and machine", made, "what"))
+    tables.append(_table("Versions and machine", made, "what", shape="pairs"))
     where: Rows = {
         str(run.store.folder): {"method": group.label, "seed": str(run.seed), "state": run.state}
         for group in groups
         for run in group.runs
     }
-    tables.append(_table("Run folders", where, "folder"))
+    tables.append(_table("Run folders", where, "folder", shape="long"))
     return Section("settings", "Settings", "", tables, [])
 
 
 def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _words(groups: Sequence[Group]) -> str:
-    """The set-up as a paragraph that can go into a paper."""
-    runs = [run for group in groups for run in group.runs]
-    studies = [group.runs[0].study for group in groups]
-    study, made = studies[0], runs[0].environment
-    train, seeds = study.train, len({run.seed for run in runs})
-    work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
-    if train.uneven:
-        work += f" (a share of {train.uneven:g} of the clients, drawn anew in each round, from {train.least} up)"
-    fraction = study.select.fields.get("fraction")
-    cohort = "all clients train" if fraction in (None, 1.0) else f"a share of {fraction:g} of the clients trains"
-    parts = [
-        f"We ran {', '.join(dict.fromkeys(each.method.name for each in studies))} with fedloom "
-        f"{made.get('fedloom', '')} (PyTorch {made.get('torch', '')}) on {study.data.name}, dealt to "
-        f"{study.fleet.clients} clients by the partition {study.partition.name}, with the model {study.model.label} "
-        f"and the fleet '{study.fleet.name}', for {study.run.rounds} rounds.",
-        f"In a round {cohort} for {work} with {train.optimizer.upper()}, batch size {train.batch_size} and learning "
-        f"rate {train.lr:g}.",
-    ]
-    if train.momentum or train.weight_decay:
-        parts.append(f"Momentum is {train.momentum:g}, weight decay {train.weight_decay:g}.")
-    if study.data.validation:
-        parts.append(f"A share of {study.data.validation:g} of each client's data is held out for validation.")
-    parts.append(f"Numbers are means over {seeds} seed{'s' if seeds > 1 else ''}.")
-    if len(studies) > 1 and seeds > 1:
-        parts.append("Methods are compared by paired t-tests over seeds with Holm's correction.")
-    return " ".join(parts)

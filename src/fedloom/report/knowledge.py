@@ -38,7 +38,8 @@ def show_knowledge(folder: Path, picture: Path | None, *, as_json: bool) -> None
         rows[str(number)] = {str(n): f"{100 * value:.1f}" for n, value in enumerate(row)}
     sys.stdout.write("right answers, %: a row's model on a column's test part; clients are numbered as in the ledger\n")
     Console().print(rich_table("", rows))
-    sys.stdout.write(f"own data {known.own:.1%}, others' data {known.others:.1%}\npicture: {drawn}\n")
+    beside = "there are no others" if np.isnan(known.others) else f"others' data {known.others:.1%}"
+    sys.stdout.write(f"own data {known.own:.1%}, {beside}\npicture: {drawn}\n")
 
 
 def show_traffic(folders: Sequence[Path], *, as_json: bool) -> None:

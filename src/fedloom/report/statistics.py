@@ -2,8 +2,8 @@
 
 Runs of the same seed share split, fleet and draws, so methods are compared seed by seed: the paired t-test, two-sided,
 with Holm's correction for all comparisons of one question. It assumes that differences between methods scatter normally
-over seeds, which a handful of seeds can neither confirm nor refute; so below three common seeds nothing is tested, and
-differences that are all exactly equal are not taken for infinite evidence.
+over seeds, which a handful of seeds can neither confirm nor refute; so below three common seeds nothing is tested, no
+interval is given, and differences that are all exactly equal are not taken for infinite evidence.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from statistics import fmean, stdev
 
 __all__ = ["ENOUGH", "LEVEL", "Difference", "Estimate", "against", "compare", "estimate", "holm", "verdict"]
 
-ENOUGH = 3  # common seeds below which nothing is tested
+ENOUGH = 3  # (common) seeds below which nothing is tested, and no interval given
 LEVEL = 0.05
 BySeed = Mapping[int, float]  # seed -> a number of its run
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, and the interval that holds the true one with 95 % confidence; None with one seed."""
+    """A mean over seeds, and the interval that holds the true one with 95 % confidence; None with too few seeds."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -53,7 +53,7 @@ def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
     [-0.484, 4.484]
     """
     mean = fmean(values)
-    if len(values) < 2:
+    if len(values) < ENOUGH:
         return Estimate(mean, None, len(values))
     from scipy.stats import t
 

@@ -14,6 +14,10 @@ from typing import NamedTuple
 __all__ = ["Point", "Series", "heat", "lines", "nice", "scatter", "short"]
 
 WIDTH, HEIGHT = 460.0, 300.0
+COLOURS = 16
+ROOM = 20.0  # half the width of a number under an axis
+MIDDLE, DEEP = 0.56, 0.87  # shades from which black is read better on a dark page, and white on a light one
+LABELLED = 8  # points beside which there is room for their names
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 38.0
 
 
@@ -48,16 +52,18 @@ def short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def nice(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover a range.
+def nice(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers that cover a range; whole ones for what is counted.
 
     >>> nice(0.0, 97.0), nice(31.4, 35.2, 4)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [31.0, 32.0, 33.0, 34.0, 35.0, 36.0])
+    >>> nice(0.0, 12.0), nice(0.0, 12.0, whole=True), nice(0.0, 2.0, whole=True)
+    ([0.0, 2.5, 5.0, 7.5, 10.0, 12.5], [0.0, 3.0, 6.0, 9.0, 12.0], [0.0, 1.0, 2.0])
     """
     span = (high - low) or abs(high) or 1.0
-    rough = span / count
+    rough = max(span / count, 1.0) if whole else span / count
     size = 10.0 ** floor(log10(rough))
-    step = size * next(times for times in (1, 2, 2.5, 5, 10) if times * size >= rough * 0.999)
+    step = size * next(times for times in (1, 2, 3 if whole else 2.5, 5, 10) if times * size >= rough * 0.999)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
 
@@ -65,8 +71,8 @@ def nice(low: float, high: float, count: int = 5) -> list[float]:
 class _Plane:
     """Data to drawing coordinates, and the axes."""
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float], *, from_zero: bool = False, top: float | None = None):
-        self.x_ticks = nice(0.0 if from_zero else min(xs), max(xs))
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], *, whole: bool = False, top: float | None = None):
+        self.x_ticks = nice(0.0, max(xs), whole=whole)
         if len(self.x_ticks) > 8:
             self.x_ticks = self.x_ticks[::2]
         high = max(ys) if top is None else min(max(ys), top)
@@ -90,7 +96,9 @@ class _Plane:
             parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{short(tick)}</text>')
         for tick in self.x_ticks:
             x = self.x(tick)
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 15}" text-anchor="middle">{short(tick)}</text>')
+            anchor = "end" if x > WIDTH - ROOM else "middle"  # a wide number at the edge would be cut
+            at = min(x + 8, WIDTH - 1) if anchor == "end" else x
+            parts.append(f'<text class="tick" x="{at:.1f}" y="{base + 15}" text-anchor="{anchor}">{short(tick)}</text>')
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
         middle = (LEFT + WIDTH - RIGHT) / 2
         parts.append(f'<text class="name" x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(x_name)}</text>')
@@ -105,6 +113,11 @@ def _figure(body: str, name: str, height: float = HEIGHT, width: float = WIDTH) 
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}">{body}</svg>'
 
 
+def _group(number: int) -> str:
+    """What belongs to a series: colours begin anew after so many, numbers do not."""
+    return f'<g data-s="{number % COLOURS}" data-of="{number}">'
+
+
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
@@ -116,13 +129,13 @@ def lines(series: Sequence[Series], x_name: str, y_name: str, name: str, top: fl
         return ""
     xs = [point[0] for each in shown for point in each.points]
     ys = [value for each in shown for point in each.points for value in point[1:]]
-    plane = _Plane(xs, [max(value, 0.0) for value in ys], from_zero=True, top=top)
+    plane = _Plane(xs, [max(value, 0.0) for value in ys], whole=x_name == "round", top=top)
     parts = [plane.axes(x_name, y_name)]
     for label, number, points in shown:
         upper = [(plane.x(x), plane.y(high)) for x, _, _, high in points]
         lower = [(plane.x(x), plane.y(low)) for x, _, low, _ in points]
         line = [(plane.x(x), plane.y(y)) for x, y, _, _ in points]
-        parts.append(f'<g data-s="{number}">')
+        parts.append(_group(number))
         if any(point[2] != point[3] for point in points):
             parts.append(f'<path class="band" d="{_path([*upper, *reversed(lower)])}Z"/>')
         parts.append(f'<path class="line" d="{_path(line)}"/>')
@@ -140,7 +153,7 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, name: str, top: f
     ys = [value for point in points for value in (point.low, point.high)]
     room = 0.06 * (max(ys) - min(ys))  # a label beside the lowest point stays off the axis
     floor_of = max(0.0, min(ys) - room)
-    plane = _Plane([point.x for point in points], [floor_of, *(max(y, 0.0) for y in ys)], from_zero=True, top=top)
+    plane = _Plane([point.x for point in points], [floor_of, *(max(y, 0.0) for y in ys)], top=top)
     parts = [plane.axes(x_name, y_name)]
     front = [
         point
@@ -159,11 +172,12 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, name: str, top: f
         while any(abs(below - other) < 12 and abs(beside - there) < 110 for there, other in taken):
             below += 12
         taken.append((beside, below))
+        label = point.label if len(points) <= LABELLED else ""
         parts.append(
-            f'<g data-s="{point.number}"><line class="error" x1="{x:.1f}" x2="{x:.1f}" y1="{plane.y(point.low):.1f}" '
+            f'{_group(point.number)}<line class="error" x1="{x:.1f}" x2="{x:.1f}" y1="{plane.y(point.low):.1f}" '
             f'y2="{plane.y(point.high):.1f}"/><circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="5.5"><title>{title}'
             f'</title></circle><text class="label" x="{beside:.1f}" y="{below:.1f}" '
-            f'text-anchor="{"end" if left else "start"}">{escape(point.label)}</text></g>'
+            f'text-anchor="{"end" if left else "start"}">{escape(label)}</text></g>'
         )
     return _figure("".join(parts), name)
 
@@ -177,10 +191,10 @@ def heat(
     columns: Sequence[str] = (),
 ) -> str:
     """A table of numbers as shades; the numbers stand in it where there is room."""
-    if not rows or not cells[0]:
+    count = max(map(len, cells), default=0)
+    if not count:
         return ""
-    count = len(cells[0])
-    left = min(120.0, 14 + 6.2 * max(len(row) for row in rows))
+    left = min(132.0, 14 + 7.0 * max(len(row) for row in rows))
     width = 960.0 if count > 24 else WIDTH
     size = (width - left - RIGHT) / count
     tall = max(13.0, min(24.0, size))
@@ -188,7 +202,7 @@ def heat(
     parts = []
     for line, (row, values) in enumerate(zip(rows, cells, strict=True)):
         y = TOP + line * tall
-        label = escape(row if len(row) <= 18 else row[:17] + "…")
+        label = escape(row if len(row) <= 17 else row[:16] + "…")
         parts.append(f'<text class="tick" x="{left - 6}" y="{y + tall / 2 + 3.5:.1f}" text-anchor="end">{label}</text>')
         for place, value in enumerate(values):
             x = left + place * size
@@ -199,7 +213,7 @@ def heat(
                 f'rx="2" fill-opacity="{shade:.2f}"><title>{title}</title></rect>'
             )
             if value and size >= 20:
-                ink = "inside" if shade > 0.55 else "tick"
+                ink = "deep" if shade > DEEP else "middle" if shade > MIDDLE else "pale"
                 at = f'x="{x + size / 2 - 0.5:.1f}" y="{y + tall / 2 + 3:.1f}"'
                 parts.append(f'<text class="{ink} small" {at} text-anchor="middle">{show(value)}</text>')
     base = TOP + len(rows) * tall

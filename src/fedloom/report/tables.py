@@ -168,19 +168,23 @@ def statistics_table(numbers: Mapping[str, Mapping[int, float]], baseline: str |
     for each in against(numbers, baseline) if baseline else ():
         rows[each.one] |= {
             f"above {baseline}": f"{100 * each.estimate.mean:+.2f}",
-            "its interval": interval(each.estimate),
+            "its interval": interval(each.estimate, -1.0),
             "p (Holm)": "-" if each.corrected is None else f"{each.corrected:.3f}",
         }
     return rows
 
 
-def interval(found: Estimate | None) -> str:
-    """An interval in percent.
+def interval(found: Estimate | None, least: float = 0.0) -> str:
+    """An interval in percent, cut where no accuracy can be, or no difference of two, whose `least` is -1.
 
-    >>> interval(Estimate(0.5, (0.42, 0.58), 3))
-    '42.00 to 58.00'
+    >>> interval(Estimate(0.5, (0.42, 0.58), 3)), interval(Estimate(0.95, (0.86, 1.03), 3))
+    ('42.00 to 58.00', '86.00 to 100.00 (cut)')
     """
-    return "-" if found is None or found.interval is None else " to ".join(percent(end) for end in found.interval)
+    if found is None or found.interval is None:
+        return "-"
+    low, high = found.interval
+    cut = " (cut)" if low < least or high > 1 else ""
+    return f"{percent(max(low, least))} to {percent(min(high, 1.0))}{cut}"
 
 
 def _heads(rows: Rows) -> list[str]:

@@ -40,9 +40,9 @@ def _row(result: Result) -> dict[str, str]:
     total = sum(sent.values()) + sum(received.values())
     star = isinstance(method.topology, Star)
     busiest = total if star else max(sent[client] + received[client] for client in everybody)
-    # Between participants, every byte is counted at both of its ends.
-    share = busiest / (total if star else total / 2)
     links = len(everybody) if star else len(_links(method, everybody))
+    # Between participants, every byte is counted at both of its ends; whoever has no neighbour only gets its settings.
+    share = busiest / (total if star else total / 2) if links else None
     failed = sum(bool(entry["failed"]) for entry in entries)
     return {
         "topology": _name(method),
@@ -51,7 +51,7 @@ def _row(result: Result) -> dict[str, str]:
         "and receives": quantity(sum(received.values()) / len(everybody) / rounds, "B"),
         "busiest node": quantity(busiest / rounds, "B"),
         "is": "the server" if star else "a participant",
-        "share of all traffic": f"{share:.0%}",
+        "share of all traffic": "-" if share is None else f"{share:.0%}",
         "single point of failure": "yes" if star else "no",
         "failures survived": str(failed),
     }

@@ -20,6 +20,9 @@ def pass_round(method: Method, server: Server, fleet: Fleet) -> Server:
     """
     last: dict[int, Report] = dict(server.memory.get("last", {}))
     members = [int(client) for client in fleet.available]
+    # Whose report somebody hears: a hop may be handed on in the next stage, or at the beginning of the next round.
+    soon = (stage for number in (0, 1) for stage in method.stages(server.round + number, members))
+    heard = {sender for stage in soon for sender, receiver in stage if sender != receiver}
     alive, number = members, 0
     while number < len(stages := method.stages(server.round, alive)):
         edges = stages[number]
@@ -34,7 +37,7 @@ def pass_round(method: Method, server: Server, fleet: Fleet) -> Server:
                 receiver,
                 inbox={each: last[each] for each in senders[receiver] if each in last},
                 numbers={f"degree {each}": degrees[each] for each in (receiver, *senders[receiver])},
-                copies=max(1, degrees[receiver]),
+                copies=degrees[receiver] or int(receiver in heard),
             )
             for receiver in sorted(senders)
         )

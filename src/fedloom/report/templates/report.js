@@ -18,7 +18,7 @@ for (const button of document.querySelectorAll(".legend button[data-of]")) {
   button.addEventListener("click", () => {
     const shown = button.getAttribute("aria-pressed") === "true";
     button.setAttribute("aria-pressed", String(!shown));
-    for (const part of document.querySelectorAll(`svg [data-s="${button.dataset.s}"]`)) part.classList.toggle("off", shown);
+    for (const part of document.querySelectorAll(`svg [data-of="${button.dataset.of}"]`)) part.classList.toggle("off", shown);
   });
 }
 document.getElementById("theme").addEventListener("click", () => {
