@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 
 import numpy as np
 import pytest
+import torch
 
 from fedloom import cli
 from fedloom.errors import InputError
@@ -136,6 +138,26 @@ def test_weak_devices_ignored(tmp_path):
     result = run("fedavg", tmp_path, fleet={"name": "high", "clients": 5, "weak": "ignore"})
     assert {entry["client"] for entry in work(result)} == set(range(5))
     assert len({entry["parameters"] for entry in work(result)}) == 1
+
+
+class HardlyCut(torch.nn.Module):
+    """Most of it is behind a view that says how many units there are."""
+
+    def __init__(self, channels, classes, size):
+        super().__init__()
+        self.large, self.small = torch.nn.Linear(channels * size * size, 64), torch.nn.Linear(16, 4)
+        self.last = torch.nn.Linear(4, classes)
+
+    def forward(self, x):
+        hidden = torch.relu(self.large(x.flatten(1))).view(-1, 4, 16)
+        return self.last(torch.relu(self.small(hidden.sum(1))))
+
+
+@pytest.mark.parametrize(("model", "told"), [(f"{__name__}:HardlyCut", True), ("mlp", False)])
+def test_a_weak_device_that_trains_most_of_a_model_is_named(model, told, caplog):
+    with caplog.at_level(logging.WARNING, "fedloom.world"):
+        world("heterofl", fleet={"name": "high", "clients": 5}, model={"name": model, "hidden": None}).check()
+    assert ("a device of capacity 0.0625 trains 98 % of the model's parameters" in caplog.text) == told
 
 
 def test_weak_devices_are_fine_under_a_cut(tmp_path):

@@ -31,6 +31,7 @@ __all__ = [
     "Scores",
     "Whole",
     "check_units",
+    "left",
     "narrow",
     "scored",
 ]
@@ -61,6 +62,13 @@ def check_units(network: Network, method: str) -> None:
     if not network.units.sizes:
         why = network.units.whole or "it has no hidden layers"
         raise InputError(f"{method} found no units to cut in the model: {why}")
+
+
+def left(network: Network, capacity: float) -> float:
+    """The share of a model's parameters that a device of this capacity trains."""
+    part, full = (network.units.shapes(network.units.kept(rate)) for rate in (capacity, 1.0))
+    count = [sum(shapes[name].numel() for name in network.units.parameters) for shapes in (part, full)]
+    return count[0] / count[1]
 
 
 class ByServer:

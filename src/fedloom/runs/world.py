@@ -6,6 +6,7 @@ are loaded once and shared.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build, check_logits
 from fedloom.network import Network
+from fedloom.policies.cut import Whole, left
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
 from fedloom.policies.topology import Graph
@@ -63,7 +65,9 @@ UNLOADED = {
     "augment",
 }  # settings of [data] that do not change what is loaded
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
+log = logging.getLogger("fedloom.world")
 SHOWN = 5  # clients that a sentence names
+FAR = 4  # times its capacity that a device may train of the parameters before that is said
 CONTRIBUTED = "clients"
 DEVICES = ("cpu", "cuda")
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
@@ -242,6 +246,8 @@ class World:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
                 check_logits(network.module, network.shape, network.classes)
             self.method.suits(network)
+            if not isinstance(self.method.cut, Whole):
+                self._check_reach(network)
         if self.study.data.public_from and not self.study.data.public:
             raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
         if self.study.data.public_from == CONTRIBUTED and self.study.data.public > len(self.split.train.rows) // 100:
@@ -290,6 +296,15 @@ class World:
             )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
+
+    def _check_reach(self, network: Network) -> None:
+        """Say so if the weakest devices train much more than they are able to, since little of the model can be cut."""
+        least = float(self.columns["capacity"].min())
+        if (share := left(network, least)) > FAR * least:
+            log.warning(
+                "a device of capacity %g trains %.0f %% of the model's parameters, since little of it can be cut; "
+                "`fedloom inspect` shows what", least, 100 * share,
+            )  # fmt: skip
 
     def _check_validation(self) -> None:
         """Refuse clients that train without any validation data to decide by; the others need none."""
