@@ -388,6 +388,9 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Run the server half of a study; clients come with 'fedloom join'."""
+    for file in filter(None, (test, public)):
+        if not file.is_file():  # before clients are waited for
+            raise InputError(f"{file} does not exist")
     from fedloom.deploy.serve import rounds_of
     from fedloom.deploy.serve import serve as start
 
@@ -541,7 +544,9 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
 
     Console().print(summary_table([result.summary]))
     own = result.participants
-    if result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
+    if result.summary["global_accuracy"] is None and result.has_model:
+        sys.stdout.write("the global model was not measured: there are no test images\n")
+    elif result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
         each = " ".join(f"{100 * accuracy:.2f}" for accuracy in own)
         sys.stdout.write(f"no global model; every participant's own, %: {each}\n")
     if result.summary.get("target") is not None:

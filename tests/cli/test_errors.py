@@ -106,6 +106,16 @@ from tests.cli.conftest import SMALL
     (["reproduce", "none.toml"], ["none.toml cannot be read"]),
     (["reproduce"], ["reproduce --list"]),
     (["check", "none.toml"], ["none.toml cannot be read"]),
+    (["run", "--set", "train.optimizer=adam", "--set", "train.momentum=0.9"], ["momentum is for optimizer sgd", "0.9"]),
+    (["run", "--set", "train.milestones=[3]"], ["train.milestones are for", "'step'; it is 'constant'"]),
+    (["run", "--set", "train.schedule=step"], ["'step' needs train.milestones"]),
+    (["run", "--set", "fleet.day=60"], ["fleet.day", "fleet.trace names none"]),
+    (["run", "--set", "fleet.day=60", "--set", "fleet.trace=a.csv"], ["a CSV file has a period of its own"]),
+    (["run", "fedper", "--set", "share.head=3"], ["share.head is 3 layers, but the model has 2"]),
+    (["run", "--set", "merge.name=krum", "--clients", "4"], ["at least 5 reports", "got 4 a round at most"]),
+    (["run", "--set", "merge.name=krum", "--set", "select.fraction=0.3"], ["at least 5 reports", "got 3"]),
+    (["serve", "study.toml", "--test", "nothere.npz"], ["nothere.npz does not exist"]),
+    (["serve", "study.toml", "--public", "nothere.npz"], ["nothere.npz does not exist"]),
     (["bench", "refrence"], ["bench 'refrence'", "Did you mean 'reference'?"]),
 ], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None)  # fmt: skip
 def test_one_sentence(command, tmp_path, words, parts):
@@ -229,6 +239,30 @@ def test_a_model_that_does_not_answer_with_logits(command, tmp_path, answer, par
     )
     sentence = command("run", "fedavg", "--model", f"{name}:Net").sentence()
     for part in parts:
+        assert part in sentence
+
+
+MODELS = """
+import torch
+from torch import nn
+class Nothing(nn.Module):
+    def __init__(self): super().__init__()
+    def forward(self, x): return x.flatten(1)[:, :10]
+def lazy(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+"""
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("Nothing", ["has no parameters"]),
+    ("lazy", ["does not know the shape of '1.weight'", "lazy layers"]),
+    ("half", ["has '1.weight' in float16", "engine.precision"]),
+])  # fmt: skip
+@pytest.mark.parametrize("words", [["run", "fedavg", "--model"], ["inspect", "--shape", "1x8x8"]])
+def test_a_model_that_cannot_be_trained_as_it_is(command, tmp_path, words, name, parts):
+    (tmp_path / "barenets.py").write_text(MODELS)
+    sentence = command(*words, f"barenets:{name}").sentence()
+    for part in [f"model 'barenets:{name}'", *parts]:
         assert part in sentence
 
 

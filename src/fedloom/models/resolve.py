@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedloom.errors import InputError
 from fedloom.registry import find
@@ -34,7 +35,26 @@ def build(name: str, *, channels: int, classes: int, size: int, **fields: Any) -
     network = built(what, make, arguments)
     if not isinstance(network, nn.Module):
         raise InputError(f"model '{name}' makes a {type(network).__name__}; expected a torch.nn.Module")
+    _check_parameters(what, network)
     return network
+
+
+def _check_parameters(what: str, network: nn.Module) -> None:
+    """Refuse a model that cannot be trained, or not as it is."""
+    parameters = dict(network.named_parameters())
+    if not parameters:
+        raise InputError(f"{what} has no parameters, so there is nothing to train")
+    for path, parameter in parameters.items():
+        if is_lazy(parameter):
+            raise InputError(
+                f"{what} does not know the shape of '{path}' before its first image; name the sizes of its lazy "
+                "layers, or let it see one image of zeros at the end of its __init__"
+            )
+        if parameter.dtype != torch.float32:
+            raise InputError(
+                f"{what} has '{path}' in {str(parameter.dtype).removeprefix('torch.')}; expected float32: what a run "
+                "computes in is engine.precision"
+            )
 
 
 def initialise(make: Callable[[], nn.Module], seed: int) -> nn.Module:

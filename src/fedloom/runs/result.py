@@ -40,6 +40,11 @@ class Result:
         return Split.load(self._store.split_file).train.sizes
 
     @property
+    def has_model(self) -> bool:
+        """Whether there is a global model, measured or not."""
+        return self._store.model_file.exists()
+
+    @property
     def participants(self) -> list[float]:
         """How good each client's own model was when last measured, by client number."""
         found = {row["client"]: row["accuracy"] for row in self.rows("clients")

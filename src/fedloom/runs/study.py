@@ -229,6 +229,7 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
         lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
         lambda: named("fleet", study), lambda: named("model", study), lambda: _engine(study),
         lambda: _augmentation(study), lambda: _mixed(study), lambda: _work(study),
+        lambda: _idle(study),
     ]  # fmt: skip
     for check in checks:
         try:
@@ -290,6 +291,22 @@ def _work(study: Study) -> None:
             "train.least is what clients that do less do at least, and train.uneven = 0 says that nobody does less; "
             "set train.uneven to the share of clients that do, up to 1"
         )
+
+
+def _idle(study: Study) -> None:
+    """Refuse settings that nothing else in the study lets count."""
+    train, fleet = study.train, study.fleet
+    if train.momentum and train.optimizer != "sgd":
+        raise InputError(
+            f"train.momentum is for optimizer sgd; {train.optimizer} has moments of its own; got {train.momentum:g}"
+        )
+    if train.milestones and train.schedule != "step":
+        raise InputError(f"train.milestones are for train.schedule = 'step'; it is '{train.schedule}'")
+    if train.schedule == "step" and not train.milestones:
+        raise InputError("train.schedule 'step' needs train.milestones, the rounds after which the rate falls")
+    if fleet.day != FleetOf().day and (fleet.trace is None or fleet.trace.endswith(".csv")):
+        why = "a CSV file has a period of its own" if fleet.trace else "fleet.trace names none"
+        raise InputError(f"fleet.day is how long a day of a shape of fleet.trace takes, but {why}")
 
 
 def _engine(study: Study) -> None:

@@ -40,10 +40,13 @@ from fedloom.models.resolve import build, check_logits
 from fedloom.network import Network
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
+from fedloom.policies.robust import Krum
+from fedloom.policies.share import Body
 from fedloom.policies.topology import Graph
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import judged, remembered
+from fedloom.runs.notices import notices, tell
 from fedloom.runs.schedule import settings
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -220,6 +223,14 @@ class World:
             columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
         return columns
 
+    @property
+    def cohort(self) -> int:
+        """How many clients a round asks at most."""
+        if self.method.pooled:
+            return 1
+        asked = round(getattr(self.method.select, "fraction", 1.0) * self.study.fleet.clients)
+        return min(max(1, asked), int((~self.columns["excluded"]).sum()))
+
     def check(self) -> None:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
         weak, name = int((self.columns["capacity"] < 1).sum()), self.study.method.name
@@ -242,6 +253,8 @@ class World:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
                 check_logits(network.module, network.shape, network.classes)
             self.method.suits(network)
+            if isinstance(self.method.share, Body):
+                self.method.share.fits(network)
         if self.study.data.public_from and not self.study.data.public:
             raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
         if self.study.data.public_from == CONTRIBUTED and self.study.data.public > len(self.split.train.rows) // 100:
@@ -290,6 +303,14 @@ class World:
             )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
+        self._check_cohort()
+        for sentence in notices(self):
+            tell(sentence)
+
+    def _check_cohort(self) -> None:
+        """Refuse a merge that needs more reports than a round can bring."""
+        if isinstance(self.method.merge, Krum) and (lacking := self.method.merge.lacking(self.cohort)):
+            raise InputError(f"{lacking} a round at most")
 
     def _check_validation(self) -> None:
         """Refuse clients that train without any validation data to decide by; the others need none."""
