@@ -41,6 +41,10 @@ class Unfit(InputError):
 class RunError(FedloomError):
     """A run could not go on (quorum lost, a worker that cannot be started)."""
 
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace  # of a client's code, where that is why
+
 
 class RoundLost(RunError):
     """A worker died and took with it what its round needs: the round, or all since the last checkpoint, is redone."""
