@@ -6,7 +6,7 @@ import inspect
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,10 @@ import click
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, InputError, choose
+from fedloom.errors import FedloomError, InputError, choose, oxford
 
 if TYPE_CHECKING:
+    from fedloom.registry import Entry
     from fedloom.runs.result import Result
 
 __all__ = ["main"]
@@ -191,30 +192,62 @@ def demo(out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("r
     show(out)
 
 
-@app.command("list")
+@app.command("list", help=f"What there is, with its paper: {oxford(KINDS)}. With a name, its settings.")
 def list_names(
-    kind: Annotated[str, typer.Argument(help="methods, datasets, models, partitions, fleets, policies or engines.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What there is, with its settings and its paper."""
+    """All names of a kind, or one with its settings."""
     from fedloom.registry import SLOTS, entries
 
     if kind not in KINDS:
         raise choose("kind to list", kind, KINDS)
     kinds = (*SLOTS, "score") if kind == "policies" else (kind.removesuffix("s"),)
-    found = [entry for each in kinds for entry in entries(each).values()]
+    found = [entry for each in kinds for entry in entries(each).values() if name in (None, entry.name)]
+    if not found:
+        raise choose(kind.removesuffix("s"), name, [each for one in kinds for each in entries(one)])
     if as_json:
         sys.stdout.write(json.dumps([entry._asdict() for entry in found]) + "\n")
-        return
-    rows = []
-    for entry in found:
-        hidden = {*SLOTS, "dataset", "clients", "generator", "factory", "channels", "classes"}
-        own = [f for f in entry.fields if f["name"] not in hidden]
-        words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
-        name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        told = {"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper}
-        rows.append(told | ({"trainers": ", ".join(entry.trainers)} if kind == "methods" else {}))
-    _print_rows(rows)
+    elif name is None:
+        every = dict.fromkeys(trainer for entry in found for trainer in entry.trainers)
+        _print_rows([_listed(entry, kind, every) for entry in found])
+    else:
+        for entry in found:
+            _show_entry(entry)
+
+
+def _listed(entry: Entry, kind: str, trainers: Iterable[str]) -> dict[str, Any]:
+    """A line of a list. Methods, which are many, leave their settings to `list methods NAME`."""
+    name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
+    told: dict[str, Any] = {"name": name, "what it is": entry.summary}
+    if kind == "methods":
+        missing = oxford(each for each in trainers if each not in entry.trainers)
+        return told | {"paper": entry.paper, "trainers": f"not {missing}" if missing else "all"}
+    words = (f"{each['name']}={each['default']}" if each["default"] else each["name"] for each in _settings(entry))
+    return told | {"settings": ", ".join(words), "paper": entry.paper}
+
+
+def _settings(entry: Entry) -> list[dict[str, str]]:
+    """The settings of a thing that a user may set; the others are the program's or have a section of their own."""
+    from fedloom.registry import SLOTS
+
+    given: dict[str, tuple[str, ...]] = {
+        "method": SLOTS, "partition": ("dataset", "clients", "generator"), "fleet": ("clients", "generator"),
+        "model": ("channels", "classes", "size"), "engine": ("factory",),
+    }  # fmt: skip
+    return [each for each in entry.fields if each["name"] not in given.get(entry.kind, ())]
+
+
+def _show_entry(entry: Entry) -> None:
+    sys.stdout.write(f"{entry.kind} {entry.name}: {entry.summary}\n")
+    if entry.paper:
+        sys.stdout.write(f"paper: {entry.paper}\n")
+    if entry.trainers:
+        sys.stdout.write(f"trainers: {', '.join(entry.trainers)}\n")
+    names = {"setting": "name", "default": "default", "type": "type", "meaning": "help"}
+    if rows := [{head: each[key] for head, key in names.items()} for each in _settings(entry)]:
+        _print_rows(rows)
 
 
 @app.command("inspect")
@@ -469,9 +502,9 @@ def measure_device(
     )
 
 
-@app.command()
+@app.command(help=f"Measure speed on this machine: {oxford(BENCHES)}.")
 def bench(
-    name: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(BENCHES)}.")] = "reference",
+    name: Annotated[str, typer.Argument(metavar="[NAME]")] = "reference",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
     rounds: Annotated[int | None, typer.Option(min=2, help="Rounds that are timed.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="peers: interleaved repeats.")] = None,
@@ -515,8 +548,8 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
     names = dict.fromkeys(name for row in rows for name in row)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold")  # a setting that is cut off cannot be looked up
+    for number, name in enumerate(names):  # a setting that is cut off cannot be looked up
+        table.add_column(name, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
@@ -531,7 +564,7 @@ def _shown(value: object) -> str:
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool, done: int = 0) -> None:
     """Run with progress, then show the result."""
     from fedloom.report.progress import watching
-    from fedloom.report.tables import summary_table, until
+    from fedloom.report.tables import print_table, summary_rows, until
 
     with watching(label, rounds, done) as watch:
         result = go(watch)
@@ -542,7 +575,7 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
         return
     from rich.console import Console
 
-    Console().print(summary_table([result.summary]))
+    print_table(Console(), "method", summary_rows([result.summary]))
     own = result.participants
     if result.summary["global_accuracy"] is None and result.has_model:
         sys.stdout.write("the global model was not measured: there are no test images\n")

@@ -21,7 +21,7 @@ from rich.console import Console
 from fedloom.errors import InputError, Interrupted
 from fedloom.report.grids import announced, refuse
 from fedloom.report.plots import progress
-from fedloom.report.tables import Rows, markdown, rich_table, spread
+from fedloom.report.tables import Rows, markdown, print_table, spread
 from fedloom.runs.grid import Cell, Grid, Spread, merged, number_of
 from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
 from fedloom.runs.result import Result
@@ -141,7 +141,7 @@ def reproduce_shown(
         for title, shown in _tables(content).items():
             if title:
                 Console().print(f"\n[italic]{title}[/italic]")
-            Console().print(rich_table("", shown))
+            print_table(Console(), "", shown)
         sys.stdout.write(f"{content['differs'] or 'as published'}\nresult: {folder / 'result.md'}\n")
     refuse(ran.failures)
 

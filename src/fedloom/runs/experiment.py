@@ -24,8 +24,8 @@ from fedloom.types import Named, Server, Train
 
 __all__ = ["Experiment", "Watch", "experiment"]
 
-# Sees every round's row as it is written. If it has a `heard`, that is told of every task that is over: how many clients
-# the round asks at most, and the task's job.
+# Sees every round's row as it is written. Its `heard`, if it has one, is told of every task that is over: how many
+# clients the round asks at most, and the task's job.
 Watch = Callable[[Mapping[str, Any]], None]
 REDONE = 5  # times that a round may be lost before the run gives up
 TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
