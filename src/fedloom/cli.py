@@ -96,7 +96,11 @@ def _file_and_methods(words: list[str]) -> tuple[Path | None, list[str]]:
     files = [word for word in words if word.endswith(".toml")]
     if len(files) > 1:
         raise InputError(f"at most one study file; got {' '.join(files)}")
-    return Path(files[0]) if files else None, [word for word in words if not word.endswith(".toml")]
+    methods = [word for word in words if not word.endswith(".toml")]
+    for word in methods:
+        if "/" in word or Path(word).is_file():
+            raise InputError(f"'{word}' is no method, and no study file either: such a file is called NAME.toml")
+    return Path(files[0]) if files else None, methods
 
 
 @app.command()
@@ -129,6 +133,8 @@ def compare(
     file, methods = _file_and_methods(what or [])
     if not methods:
         raise InputError("compare needs at least one method; see 'fedloom list methods'")
+    if twice := [name for name in dict.fromkeys(methods) if methods.count(name) > 1]:
+        raise InputError(f"compare takes each method once; got {oxford(twice, 'and')} again")
     if baseline is not None and baseline not in methods:
         raise choose("baseline", baseline, methods)
     study = override(renamed(read(file) if file else {}, options), settings)
@@ -602,6 +608,20 @@ def top(
     """Federated learning for unequal devices and unequal data."""
 
 
+def _told(error: click.ClickException) -> str:
+    """What was wrong with the words of a command; a setting that is no option is named as it must be given."""
+    if isinstance(error, click.NoSuchOption):
+        from fedloom.runs.study import SECTIONS, Study
+
+        key = error.option_name.lstrip("-").replace("-", "_")
+        closed = {section: getattr(Study(), section) for section in SECTIONS}
+        places = [f"--set {name}.{key}=..." for name, given in closed.items() if key in type(given).model_fields]
+        if places:
+            return f"no such option: {error.option_name}; give the setting as {oxford(places)}"
+    sentence, hint, again = error.format_message().partition(" Did you mean ")
+    return sentence + hint + again.partition(" Did you mean ")[0]
+
+
 def main() -> None:
     """Run the command line and end with its exit code: 0 done, 1 failed, 2 wrong input, 128 + n stopped by signal n."""
     sys.path.insert(0, "")  # import paths of the user's own modules start where the command is run
@@ -611,7 +631,7 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError:
         sys.exit(2)  # the help it shows says it all
     except click.ClickException as error:
-        sys.stderr.write(f"fedloom: {error.format_message()}\n")
+        sys.stderr.write(f"fedloom: {_told(error)}\n")
         sys.exit(2)
     except FedloomError as error:
         for sentence in str(error).splitlines():

@@ -15,6 +15,7 @@ __all__ = [
     "RunError",
     "Unfit",
     "choose",
+    "kind_of",
     "line",
     "oxford",
 ]
@@ -86,6 +87,17 @@ def oxford(words: Iterable[object], last: str = "or") -> str:
     return f" {last} ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
 
 
+def kind_of(thing: object) -> str:
+    """What something is, with the article that is spoken.
+
+    >>> kind_of(3), kind_of("three"), kind_of(InputError())
+    ('an int', 'a str', 'an InputError')
+    """
+    name = type(thing).__name__
+    spelled = name[:2].isupper() and name[0] in "AEFHILMNORSX"  # an MLP
+    return f"{'an' if spelled or name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
 def choose(what: str, got: object, allowed: Iterable[object]) -> InputError:
     """The error for a value outside a closed set, with the nearest allowed one.
 
@@ -93,6 +105,7 @@ def choose(what: str, got: object, allowed: Iterable[object]) -> InputError:
     unknown method 'fedavgg'; allowed: fedavg or scaffold. Did you mean 'fedavg'?
     """
     names = [str(name) for name in allowed]
-    near = get_close_matches(str(got), names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    small = {name.lower(): name for name in names}
+    near = get_close_matches(str(got).lower(), small, n=1, cutoff=0.5)
+    hint = f" Did you mean '{small[near[0]]}'?" if near else ""
     return InputError(f"unknown {what} '{got}'; allowed: {oxford(names)}.{hint}")

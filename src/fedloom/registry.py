@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fedloom.errors import InputError, choose
+from fedloom.errors import InputError, choose, kind_of
 
 __all__ = ["KINDS", "Entry", "describe", "entries", "find", "hints_of", "is_path", "name_of", "own_modules", "register"]
 
@@ -116,7 +116,7 @@ def _load(kind: str, path: str) -> Callable[..., Any]:
             f"{kind} '{path}' cannot be imported: {said}; expected an import path package.module:Name"
         ) from error
     if not callable(item):
-        raise InputError(f"{kind} '{path}' is a {type(item).__name__}; expected a class or function")
+        raise InputError(f"{kind} '{path}' is {kind_of(item)}; expected a class or function")
     return typing.cast(Callable[..., Any], item)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from fedloom.errors import FedloomError, InputError, choose, oxford
+from fedloom.errors import FedloomError, InputError, choose, kind_of, oxford
 from fedloom.registry import hints_of
 
 __all__ = ["allowed", "built", "checked", "must_have", "must_take", "parameters", "value_of"]
@@ -51,7 +51,7 @@ def must_have(what: str, made: object, protocol: type) -> None:
     ]
     if missing := [name for name in asked if not hasattr(made, name)]:
         raise InputError(
-            f"{what} makes a {type(made).__name__} without {oxford(missing, 'and')}; "
+            f"{what} makes {kind_of(made)} without {oxford(missing, 'and')}; "
             f"expected a {protocol.__module__}.{protocol.__name__}"
         )
 

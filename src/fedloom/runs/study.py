@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.data.partition import Partition, parse
-from fedloom.errors import InputError, choose, oxford
+from fedloom.errors import InputError, choose, kind_of, oxford
 from fedloom.registry import SLOTS, entries, find, name_of
 from fedloom.settings import allowed, built, checked, must_have, must_take
 
@@ -353,6 +353,8 @@ def _sentence(problem: Any, source: str) -> str:
         near = get_close_matches(str(key), known, n=1)
         kind = f"setting '{key}' in [{above[0]}]" if above else f"section [{key}]"
         return f"unknown {kind}{source}; allowed: {oxford(known)}." + (f" Did you mean '{near[0]}'?" if near else "")
+    if problem["type"] == "model_type":
+        return f"'{place}' must be a section with settings{source}; got {problem['input']!r}"
     reason = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{place} is wrong{source}: {reason}; got {problem['input']!r}"
 
@@ -426,7 +428,7 @@ def method_of(study: Study) -> Any:
     from fedloom.method import Method
 
     if not isinstance(method, Method):
-        raise InputError(f"method '{name}' makes a {type(method).__name__}; expected a fedloom.method.Method")
+        raise InputError(f"method '{name}' makes {kind_of(method)}; expected a fedloom.method.Method")
     policies: dict[str, Any] = {}
     for slot in SLOTS:
         try:

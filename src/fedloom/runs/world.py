@@ -30,7 +30,7 @@ from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
 from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
-from fedloom.errors import InputError, Unfit, choose
+from fedloom.errors import InputError, Unfit, choose, kind_of
 from fedloom.fleet.dealt import dealt
 from fedloom.fleet.nonsense import FIT, Form
 from fedloom.fleet.traces import trace
@@ -245,7 +245,10 @@ class World:
                 f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
             )
         if len(self.networks) > self.study.fleet.clients:
-            raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
+            raise InputError(
+                f"[model] names {len(self.networks)} models, more than there are clients: fleet.clients is "
+                f"{self.study.fleet.clients}"
+            )
         if isinstance(self.method.topology, Graph):
             self.method.topology.fits(self.study.fleet.clients)
         self.method.takes(settings(self.study.train, 0, self.study.run.rounds))
@@ -446,7 +449,7 @@ class World:
 def _check_columns(what: str, columns: object, clients: int) -> None:
     """Refuse a fleet that is not columns of a number a client, capacities in (0, 1] among them."""
     if not isinstance(columns, dict) or "capacity" not in columns:
-        raise InputError(f"{what} makes a {type(columns).__name__}; expected a dict of columns with 'capacity' in it")
+        raise InputError(f"{what} makes {kind_of(columns)}; expected a dict of columns with 'capacity' in it")
     for name, column in columns.items():
         if np.shape(column) != (clients,):
             raise InputError(f"column '{name}' of {what} has shape {np.shape(column)}; expected {(clients,)}")
@@ -471,7 +474,7 @@ def dataset_of(data_json: str) -> Dataset:
     load, options = named("data", Study(data=data))
     dataset = built(f"dataset '{data.name}'", load, options)
     if not isinstance(dataset, Dataset):
-        raise InputError(f"dataset '{data.name}' makes a {type(dataset).__name__}; expected a fedloom.data.Dataset")
+        raise InputError(f"dataset '{data.name}' makes {kind_of(dataset)}; expected a fedloom.data.Dataset")
     return dataset
 
 
