@@ -69,7 +69,7 @@ class Interrupted(FedloomError):
 
 
 def line(said: object) -> str:
-    """What somebody else said, as a line that can be shown and written down.
+    r"""What somebody else said, as a line that can be shown and written down.
 
     >>> line("no\ud800 room\x1b[2J\n")
     'no? room?[2J?'

@@ -46,7 +46,7 @@ def list_papers(out: Path, as_json: bool) -> None:
     """All published tables with source, what each scale takes, and how far it has been run."""
     known = [read_paper(name) for name in find_papers()]
     if not known:
-        raise InputError(nowhere())
+        sys.stderr.write(f"{nowhere()}\n")
     states = {each.name: {scale: _state(each, scale, out) for scale in each.paper.scales} for each in known}
     if as_json:
         listed = []
