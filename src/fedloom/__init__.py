@@ -7,6 +7,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return [*globals(), "run"]
+
+
 def __getattr__(name: str) -> Any:
     # Late, so that `import fedloom` and the command line's help do not wait for torch.
     if name == "run":

@@ -6,7 +6,7 @@ import inspect
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,10 @@ import click
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, InputError, choose
+from fedloom.errors import FedloomError, InputError, choose, oxford
 
 if TYPE_CHECKING:
+    from fedloom.registry import Entry
     from fedloom.runs.result import Result
 
 __all__ = ["main"]
@@ -95,7 +96,11 @@ def _file_and_methods(words: list[str]) -> tuple[Path | None, list[str]]:
     files = [word for word in words if word.endswith(".toml")]
     if len(files) > 1:
         raise InputError(f"at most one study file; got {' '.join(files)}")
-    return Path(files[0]) if files else None, [word for word in words if not word.endswith(".toml")]
+    methods = [word for word in words if not word.endswith(".toml")]
+    for word in methods:
+        if "/" in word or Path(word).is_file():
+            raise InputError(f"'{word}' is no method, and no study file either: such a file is called NAME.toml")
+    return Path(files[0]) if files else None, methods
 
 
 @app.command()
@@ -128,6 +133,8 @@ def compare(
     file, methods = _file_and_methods(what or [])
     if not methods:
         raise InputError("compare needs at least one method; see 'fedloom list methods'")
+    if twice := [name for name in dict.fromkeys(methods) if methods.count(name) > 1]:
+        raise InputError(f"compare takes each method once; got {oxford(twice, 'and')} again")
     if baseline is not None and baseline not in methods:
         raise choose("baseline", baseline, methods)
     study = override(renamed(read(file) if file else {}, options), settings)
@@ -191,30 +198,62 @@ def demo(out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("r
     show(out)
 
 
-@app.command("list")
+@app.command("list", help=f"What there is, with its paper: {oxford(KINDS)}. With a name, its settings.")
 def list_names(
-    kind: Annotated[str, typer.Argument(help="methods, datasets, models, partitions, fleets, policies or engines.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What there is, with its settings and its paper."""
+    """All names of a kind, or one with its settings."""
     from fedloom.registry import SLOTS, entries
 
     if kind not in KINDS:
         raise choose("kind to list", kind, KINDS)
     kinds = (*SLOTS, "score") if kind == "policies" else (kind.removesuffix("s"),)
-    found = [entry for each in kinds for entry in entries(each).values()]
+    found = [entry for each in kinds for entry in entries(each).values() if name in (None, entry.name)]
+    if not found:
+        raise choose(kind.removesuffix("s"), name, [each for one in kinds for each in entries(one)])
     if as_json:
         sys.stdout.write(json.dumps([entry._asdict() for entry in found]) + "\n")
-        return
-    rows = []
-    for entry in found:
-        hidden = {*SLOTS, "dataset", "clients", "generator", "factory", "channels", "classes"}
-        own = [f for f in entry.fields if f["name"] not in hidden]
-        words = ", ".join(f"{f['name']}={f['default']}" if f["default"] else f["name"] for f in own)
-        name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
-        told = {"name": name, "what it is": entry.summary, "settings": words, "paper": entry.paper}
-        rows.append(told | ({"trainers": ", ".join(entry.trainers)} if kind == "methods" else {}))
-    _print_rows(rows)
+    elif name is None:
+        every = dict.fromkeys(trainer for entry in found for trainer in entry.trainers)
+        _print_rows([_listed(entry, kind, every) for entry in found])
+    else:
+        for entry in found:
+            _show_entry(entry)
+
+
+def _listed(entry: Entry, kind: str, trainers: Iterable[str]) -> dict[str, Any]:
+    """A line of a list. Methods, which are many, leave their settings to `list methods NAME`."""
+    name = f"{entry.kind} {entry.name}" if kind == "policies" else entry.name
+    told: dict[str, Any] = {"name": name, "what it is": entry.summary}
+    if kind == "methods":
+        missing = oxford(each for each in trainers if each not in entry.trainers)
+        return told | {"paper": entry.paper, "trainers": f"not {missing}" if missing else "all"}
+    words = (f"{each['name']}={each['default']}" if each["default"] else each["name"] for each in _settings(entry))
+    return told | {"settings": ", ".join(words), "paper": entry.paper}
+
+
+def _settings(entry: Entry) -> list[dict[str, str]]:
+    """The settings of a thing that a user may set; the others are the program's or have a section of their own."""
+    from fedloom.registry import SLOTS
+
+    given: dict[str, tuple[str, ...]] = {
+        "method": SLOTS, "partition": ("dataset", "clients", "generator"), "fleet": ("clients", "generator"),
+        "model": ("channels", "classes", "size"), "engine": ("factory",),
+    }  # fmt: skip
+    return [each for each in entry.fields if each["name"] not in given.get(entry.kind, ())]
+
+
+def _show_entry(entry: Entry) -> None:
+    sys.stdout.write(f"{entry.kind} {entry.name}: {entry.summary}\n")
+    if entry.paper:
+        sys.stdout.write(f"paper: {entry.paper}\n")
+    if entry.trainers:
+        sys.stdout.write(f"trainers: {', '.join(entry.trainers)}\n")
+    names = {"setting": "name", "default": "default", "type": "type", "meaning": "help"}
+    if rows := [{head: each[key] for head, key in names.items()} for each in _settings(entry)]:
+        _print_rows(rows)
 
 
 @app.command("inspect")
@@ -388,6 +427,9 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Run the server half of a study; clients come with 'fedloom join'."""
+    for file in filter(None, (test, public)):
+        if not file.is_file():  # before clients are waited for
+            raise InputError(f"{file} does not exist")
     from fedloom.deploy.serve import rounds_of
     from fedloom.deploy.serve import serve as start
 
@@ -466,9 +508,9 @@ def measure_device(
     )
 
 
-@app.command()
+@app.command(help=f"Measure speed on this machine: {oxford(BENCHES)}.")
 def bench(
-    name: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(BENCHES)}.")] = "reference",
+    name: Annotated[str, typer.Argument(metavar="[NAME]")] = "reference",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
     rounds: Annotated[int | None, typer.Option(min=2, help="Rounds that are timed.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="peers: interleaved repeats.")] = None,
@@ -512,8 +554,8 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
     names = dict.fromkeys(name for row in rows for name in row)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold")  # a setting that is cut off cannot be looked up
+    for number, name in enumerate(names):  # a setting that is cut off cannot be looked up
+        table.add_column(name, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
@@ -528,7 +570,7 @@ def _shown(value: object) -> str:
 def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool, done: int = 0) -> None:
     """Run with progress, then show the result."""
     from fedloom.report.progress import watching
-    from fedloom.report.tables import summary_table, until
+    from fedloom.report.tables import print_table, summary_rows, until
 
     with watching(label, rounds, done) as watch:
         result = go(watch)
@@ -539,9 +581,11 @@ def _watched(go: Callable[[Any], Result], label: str, rounds: int, as_json: bool
         return
     from rich.console import Console
 
-    Console().print(summary_table([result.summary]))
+    print_table(Console(), "method", summary_rows([result.summary]))
     own = result.participants
-    if result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
+    if result.summary["global_accuracy"] is None and result.has_model:
+        sys.stdout.write("the global model was not measured: there are no test images\n")
+    elif result.summary["global_accuracy"] is None and 0 < len(own) <= 20:
         each = " ".join(f"{100 * accuracy:.2f}" for accuracy in own)
         sys.stdout.write(f"no global model; every participant's own, %: {each}\n")
     if result.summary.get("target") is not None:
@@ -564,6 +608,20 @@ def top(
     """Federated learning for unequal devices and unequal data."""
 
 
+def _told(error: click.ClickException) -> str:
+    """What was wrong with the words of a command; a setting that is no option is named as it must be given."""
+    if isinstance(error, click.NoSuchOption):
+        from fedloom.runs.study import SECTIONS, Study
+
+        key = error.option_name.lstrip("-").replace("-", "_")
+        closed = {section: getattr(Study(), section) for section in SECTIONS}
+        places = [f"--set {name}.{key}=..." for name, given in closed.items() if key in type(given).model_fields]
+        if places:
+            return f"no such option: {error.option_name}; give the setting as {oxford(places)}"
+    sentence, hint, again = error.format_message().partition(" Did you mean ")
+    return sentence + hint + again.partition(" Did you mean ")[0]
+
+
 def main() -> None:
     """Run the command line and end with its exit code: 0 done, 1 failed, 2 wrong input, 128 + n stopped by signal n."""
     sys.path.insert(0, "")  # import paths of the user's own modules start where the command is run
@@ -573,7 +631,7 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError:
         sys.exit(2)  # the help it shows says it all
     except click.ClickException as error:
-        sys.stderr.write(f"fedloom: {error.format_message()}\n")
+        sys.stderr.write(f"fedloom: {_told(error)}\n")
         sys.exit(2)
     except FedloomError as error:
         for sentence in str(error).splitlines():

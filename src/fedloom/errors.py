@@ -15,6 +15,7 @@ __all__ = [
     "RunError",
     "Unfit",
     "choose",
+    "kind_of",
     "line",
     "oxford",
 ]
@@ -41,6 +42,10 @@ class Unfit(InputError):
 class RunError(FedloomError):
     """A run could not go on (quorum lost, a worker that cannot be started)."""
 
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace  # of a client's code, where that is why
+
 
 class RoundLost(RunError):
     """A worker died and took with it what its round needs: the round, or all since the last checkpoint, is redone."""
@@ -64,7 +69,7 @@ class Interrupted(FedloomError):
 
 
 def line(said: object) -> str:
-    """What somebody else said, as a line that can be shown and written down.
+    r"""What somebody else said, as a line that can be shown and written down.
 
     >>> line("no\ud800 room\x1b[2J\n")
     'no? room?[2J?'
@@ -82,6 +87,17 @@ def oxford(words: Iterable[object], last: str = "or") -> str:
     return f" {last} ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
 
 
+def kind_of(thing: object) -> str:
+    """What something is, with the article that is spoken.
+
+    >>> kind_of(3), kind_of("three"), kind_of(InputError())
+    ('an int', 'a str', 'an InputError')
+    """
+    name = type(thing).__name__
+    spelled = name[:2].isupper() and name[0] in "AEFHILMNORSX"  # an MLP
+    return f"{'an' if spelled or name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
 def choose(what: str, got: object, allowed: Iterable[object]) -> InputError:
     """The error for a value outside a closed set, with the nearest allowed one.
 
@@ -89,6 +105,7 @@ def choose(what: str, got: object, allowed: Iterable[object]) -> InputError:
     unknown method 'fedavgg'; allowed: fedavg or scaffold. Did you mean 'fedavg'?
     """
     names = [str(name) for name in allowed]
-    near = get_close_matches(str(got), names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    small = {name.lower(): name for name in names}
+    near = get_close_matches(str(got).lower(), small, n=1, cutoff=0.5)
+    hint = f" Did you mean '{small[near[0]]}'?" if near else ""
     return InputError(f"unknown {what} '{got}'; allowed: {oxford(names)}.{hint}")

@@ -56,6 +56,8 @@ class Method:
 
     trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "stacked", "graphs")  # that really do its fits
 
+    ignores: ClassVar[tuple[str, ...]] = ()  # settings of [train] that it does not go by
+
     one_model: ClassVar[bool] = True  # whether a client trains one model a round, so that its last fit is its model
 
     validates: ClassVar[bool] = False  # whether clients decide by their validation data

@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fedloom.errors import InputError, choose
+from fedloom.errors import InputError, choose, kind_of
 
-__all__ = ["KINDS", "Entry", "describe", "entries", "find", "is_path", "name_of", "own_modules", "register"]
+__all__ = ["KINDS", "Entry", "describe", "entries", "find", "hints_of", "is_path", "name_of", "own_modules", "register"]
 
 SLOTS = ("select", "cut", "share", "start", "objective", "merge", "topology", "filter")
 KINDS = ("method", *SLOTS, "score", "dataset", "model", "partition", "fleet", "engine")
@@ -116,14 +116,21 @@ def _load(kind: str, path: str) -> Callable[..., Any]:
             f"{kind} '{path}' cannot be imported: {said}; expected an import path package.module:Name"
         ) from error
     if not callable(item):
-        raise InputError(f"{kind} '{path}' is a {type(item).__name__}; expected a class or function")
+        raise InputError(f"{kind} '{path}' is {kind_of(item)}; expected a class or function")
     return typing.cast(Callable[..., Any], item)
+
+
+def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
+    """The types of what a class or function takes; those of a data class stand where each field does."""
+    if inspect.isclass(make):
+        owner = next(each for each in make.__mro__ if "__init__" in each.__dict__)
+        make = make if "__dataclass_fields__" in owner.__dict__ else make.__init__
+    return typing.get_type_hints(make, include_extras=True)
 
 
 def describe(kind: str, name: str, item: Callable[..., Any]) -> Entry:
     """Read an entry off a class or function: first line of its docstring, and its settings."""
-    target = item.__init__ if inspect.isclass(item) and "__dataclass_fields__" not in item.__dict__ else item
-    hints = typing.get_type_hints(target, include_extras=True)
+    hints = hints_of(item)
     fields = []
     for parameter in inspect.signature(item).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from traceback import extract_tb
@@ -13,7 +12,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from fedloom.errors import FedloomError, InputError, choose, oxford
+from fedloom.errors import FedloomError, InputError, choose, kind_of, oxford
+from fedloom.registry import hints_of
 
 __all__ = ["allowed", "built", "checked", "must_have", "must_take", "parameters", "value_of"]
 
@@ -51,7 +51,7 @@ def must_have(what: str, made: object, protocol: type) -> None:
     ]
     if missing := [name for name in asked if not hasattr(made, name)]:
         raise InputError(
-            f"{what} makes a {type(made).__name__} without {oxford(missing, 'and')}; "
+            f"{what} makes {kind_of(made)} without {oxford(missing, 'and')}; "
             f"expected a {protocol.__module__}.{protocol.__name__}"
         )
 
@@ -97,8 +97,7 @@ def checked(
             f"{what} needs a value for {oxford(missing, 'and')}; got {oxford(fields, 'and') or 'no settings'}"
         )
     try:
-        plain = inspect.isclass(make) and "__dataclass_fields__" not in make.__dict__
-        hints = typing.get_type_hints(make.__init__ if plain else make, include_extras=True)
+        hints = hints_of(make)
     except (NameError, TypeError) as error:
         raise InputError(f"the types of the settings of {what} cannot be read: {error}") from error
     return {key: value_of(key, value, hints.get(key, Any), what) for key, value in fields.items()}

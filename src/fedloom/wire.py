@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedloom.encoding import Sparse, Ternary
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import FedloomError, InputError, kind_of
 from fedloom.hints import fitting
 
 __all__ = ["WireError", "fitting", "known", "load", "pack", "save", "size", "unpack"]
@@ -76,9 +76,7 @@ def _flatten(tree: Any, keep: Callable[[Tensor, str], int | str], path: str = ""
     if is_dataclass(tree) and type(tree).__name__ in known:
         names = tree.__dataclass_fields__
         return {"~" + type(tree).__name__: [_flatten(getattr(tree, name), keep, above + name) for name in names]}
-    raise TypeError(
-        f"a {type(tree).__name__} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them"
-    )
+    raise TypeError(f"{kind_of(tree)} cannot travel; use tensors, arrays, numbers, strings, lists and dicts of them")
 
 
 def _sendable(tensor: Tensor) -> Tensor:

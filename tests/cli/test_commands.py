@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from operator import mul
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from rich.console import Console
 
 import fedloom.models.resolve
 from fedloom.registry import KINDS
-from fedloom.report.tables import quantity
+from fedloom.report.tables import Rows, print_table, quantity
 from fedloom.runs.start import run
 from tests.cli.conftest import SMALL
 
@@ -88,6 +90,40 @@ def test_lists_know_the_settings(command):
     assert {"fedavg", "fedsgd", "fedprox", "fednova", "scaffold", "fedbn", "fedavgm", "fedadam", "fedyogi", "local",
             "central"} <= methods.keys()  # fmt: skip
     assert any(field["name"] == "mu" and field["default"] == "0.01" for field in methods["fedprox"]["fields"])
+
+
+def test_a_list_of_methods_is_short_and_a_name_has_the_settings(command):
+    listed = command("list", "methods").out
+    assert re.search(r"serial .* not stacked", listed)
+    assert re.search(r"fedprox .* all", listed)
+    assert "0.01" not in listed
+    assert re.search(r"mu +0.01 +float", command("list", "methods", "fedprox").out)
+    assert [each["name"] for each in command("list", "methods", "fedprox", "--json").last] == ["fedprox"]
+    assert "Did you mean 'fedprox'?" in command("list", "methods", "fedprx").sentence()
+    assert re.search(r"share +0.2 +float", command("list", "policies", "trimmed").out)
+    assert "share=0.2" in command("list", "policies").out
+
+
+def test_inspect_says_once_what_is_kept_whole(command, caplog):
+    ended = command("inspect", "tests.submodels.nets:Cosine", "--shape", "1x8x8")
+    assert ended.out.count("layers.0") == 1
+    assert caplog.records == []
+
+
+def test_a_table_that_is_too_wide_goes_on_below():
+    heads = ["global %", "local %", "virtual s", "s/round", "failed"]
+    wide: Rows = {"examples.mymethod:MyMethod": dict.fromkeys(heads, "98.33"), "fedavg": dict.fromkeys(heads, "1.00")}
+    console = Console(width=60, file=io.StringIO())
+    print_table(console, "method", wide)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines == [
+        ["method", "global", "%", "local", "%", "virtual", "s"],
+        ["examples.mymethod:MyMethod", *["98.33"] * 3],
+        ["fedavg", *["1.00"] * 3],
+        ["method", "s/round", "failed"],
+        ["examples.mymethod:MyMethod", *["98.33"] * 2],
+        ["fedavg", *["1.00"] * 2],
+    ]
 
 
 def test_inspect_mlp_by_hand(command):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedloom
@@ -32,6 +34,12 @@ from tests.cli.conftest import SMALL
     (["run", "fedavg", "--clients", "0"], ["clients is wrong", "greater than or equal to 1", "got 0"]),
     (["run", "fedavg", "--rounds", "0"], ["rounds is wrong", "got 0"]),
     (["run", "fedavg", "--dataset", "digit"], ["dataset 'digit'", "Did you mean 'digits'?"]),
+    (["run", "fedavg", "--dataset", "CIFAR-10"], ["dataset 'CIFAR-10'", "Did you mean 'cifar10'?"]),
+    (["run", "/tmp"], ["'/tmp' is no method, and no study file either", "NAME.toml"]),
+    (["compare", "fedavg", "fedbn", "fedavg"], ["takes each method once", "fedavg again"]),
+    (["run", "local", "--clients", "1", "--set", 'model.name=["mlp", "cnn"]'], ["2 models, more than", "clients is 1"]),
+    (["run", "--fleet", "measured", "--set", "fleet.devices=3"], ["devices of fleet 'measured'", "got 3"]),
+    (["run", "--fleet", "measured", "--set", "fleet.devices=phone"], ["'phone'", "Did you mean 'phones'?"]),
     (["run", "fedavg", "--dataset", "none.npz"], ["none.npz", "does not exist"]),
     (["run", "fedavg", "--model", "lenet"], ["model 'lenet'", "Did you mean 'lenet5'?"]),
     (["run", "fedavg", "--select", "unifrom"], ["select 'unifrom'", "Did you mean 'uniform'?"]),
@@ -106,6 +114,16 @@ from tests.cli.conftest import SMALL
     (["reproduce", "none.toml"], ["none.toml cannot be read"]),
     (["reproduce"], ["reproduce --list"]),
     (["check", "none.toml"], ["none.toml cannot be read"]),
+    (["run", "--set", "train.optimizer=adam", "--set", "train.momentum=0.9"], ["momentum is for optimizer sgd", "0.9"]),
+    (["run", "--set", "train.milestones=[3]"], ["train.milestones are for", "'step'; it is 'constant'"]),
+    (["run", "--set", "train.schedule=step"], ["'step' needs train.milestones"]),
+    (["run", "--set", "fleet.day=60"], ["fleet.day", "fleet.trace names none"]),
+    (["run", "--set", "fleet.day=60", "--set", "fleet.trace=a.csv"], ["a CSV file has a period of its own"]),
+    (["run", "fedper", "--set", "share.head=3"], ["share.head is 3 layers, but the model has 2"]),
+    (["run", "--set", "merge.name=krum", "--clients", "4"], ["at least 5 reports", "got 4 a round at most"]),
+    (["run", "--set", "merge.name=krum", "--set", "select.fraction=0.3"], ["at least 5 reports", "got 3"]),
+    (["serve", "study.toml", "--test", "nothere.npz"], ["nothere.npz does not exist"]),
+    (["serve", "study.toml", "--public", "nothere.npz"], ["nothere.npz does not exist"]),
     (["bench", "refrence"], ["bench 'refrence'", "Did you mean 'reference'?"]),
 ], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None)  # fmt: skip
 def test_one_sentence(command, tmp_path, words, parts):
@@ -120,6 +138,8 @@ def test_one_sentence(command, tmp_path, words, parts):
     (["run", "--nothing"], ["--nothing"]),
     (["run", "fedavg", "--clients", "many"], ["--clients", "'many'"]),
     (["runn", "fedavg"], ["'runn'", "'run'"]),
+    (["run", "--lr", "0.1"], ["--lr; give the setting as --set train.lr="]),
+    (["run", "--batch-size", "8"], ["--set train.batch_size="]),
     (["compare", "fedavg", "--seeds", "0"], ["--seeds", "0"]),
     (["inspect"], ["MODEL"]),
 ])  # fmt: skip
@@ -127,9 +147,11 @@ def test_wrong_options_are_one_sentence_too(command, words, parts):
     sentence = command(*words).sentence()
     for part in parts:
         assert part in sentence
+    assert sentence.count("Did you mean") <= 1
 
 
 @pytest.mark.parametrize(("text", "parts"), [
+    ("run = 3\n", ["'run' must be a section with settings", "got 3"]),
     ("[train]\nlerning = 1\n", ["'lerning' in [train]", "allowed: lr,"]),
     ("[trane]\nlr = 1\n", ["section [trane]", "Did you mean 'train'?"]),
     ("[train]\nlr = 'fast'\n", ["train.lr", "got 'fast'"]),
@@ -230,6 +252,61 @@ def test_a_model_that_does_not_answer_with_logits(command, tmp_path, answer, par
     sentence = command("run", "fedavg", "--model", f"{name}:Net").sentence()
     for part in parts:
         assert part in sentence
+
+
+MODELS = """
+import torch
+from torch import nn
+class Nothing(nn.Module):
+    def __init__(self): super().__init__()
+    def forward(self, x): return x.flatten(1)[:, :10]
+def lazy(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+"""
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("Nothing", ["has no parameters"]),
+    ("lazy", ["does not know the shape of '1.weight'", "lazy layers"]),
+    ("half", ["has '1.weight' in float16", "engine.precision"]),
+])  # fmt: skip
+@pytest.mark.parametrize("words", [["run", "fedavg", "--model"], ["inspect", "--shape", "1x8x8"]])
+def test_a_model_that_cannot_be_trained_as_it_is(command, tmp_path, words, name, parts):
+    (tmp_path / "barenets.py").write_text(MODELS)
+    sentence = command(*words, f"barenets:{name}").sentence()
+    for part in [f"model 'barenets:{name}'", *parts]:
+        assert part in sentence
+
+
+def write_npz(path, labels, side=(8, 8), **more):
+    x = np.zeros((len(labels), *side), np.uint8)
+    np.savez(path, x_train=x, y_train=labels, **more)
+
+
+def test_data_files_that_cannot_be_used(command, tmp_path):
+    (tmp_path / "folder.npz").mkdir()
+    assert "'folder.npz' is a folder" in command("run", "fedavg", "--dataset", "folder.npz").sentence()
+    write_npz(tmp_path / "large.npz", np.array([0, 2**63], np.uint64))
+    assert "y_train holds 9223372036854775808" in command("run", "fedavg", "--dataset", "large.npz").sentence()
+    write_npz(tmp_path / "oblong.npz", np.arange(40) % 2, (8, 12))
+    words = ["run", "fedavg", "--dataset", "oblong.npz", "--model", "mlp", "--clients", 2]
+    assert "make them square with --set data.size=12" in command(*words).sentence()
+
+
+def test_a_class_that_is_only_tested_is_told(command, tmp_path, caplog):
+    few = {"x_test": np.zeros((2, 8, 8), np.uint8), "y_test": np.array([1, 7])}
+    write_npz(tmp_path / "few.npz", np.arange(40) % 2, **few)
+    words = ["run", "fedavg", "--dataset", "few.npz", "--model", "mlp", "--clients", 2, "--rounds", 1]
+    assert command(*words, "--engine", "local").code == 0
+    assert "few: no training image has the label 7 of y_test; it counts: 8 classes" in caplog.messages
+
+
+def test_published_tables_that_are_not_here(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedloom.runs.papers.FOLDERS", (Path("papers"), tmp_path / "elsewhere"))
+    looked = f"looked for in {tmp_path / 'papers'} and {tmp_path / 'elsewhere'}"
+    assert looked in command("reproduce", "--list").err
+    for words in (["selection"], ["--page", "page.md"]):
+        assert looked in command("reproduce", *words).sentence()
 
 
 @pytest.fixture(scope="module")

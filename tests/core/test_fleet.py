@@ -79,8 +79,9 @@ def test_below_the_quorum_the_run_ends_with_a_sentence():
         run(fleet_with(work_that(faulty)))
     assert str(error.value) == (
         "round 1: 1 of 4 clients reported, the quorum is 50%; last failure: client 3 raised: "
-        "RuntimeError: no power at 3"
+        "RuntimeError: no power at 3. A new run with engine.quorum=0 lets such rounds pass"
     )
+    assert "no power at 3" in error.value.trace
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fedloom import registry
 from fedloom.errors import InputError
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.merge import Mean
+from fedloom.runs.study import method_of, resolve
 
 
 def test_the_index_is_the_code():
@@ -101,6 +102,18 @@ def test_own_registrations_are_listed_and_found(monkeypatch):
 
 
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "matplotlib", "pydantic")
+
+
+def test_a_class_below_a_data_class_needs_no_decorator(tmp_path, monkeypatch):
+    """Its fields' types are looked up where each is written."""
+    (tmp_path / "undecorated.py").write_text("from fedloom.methods.fedprox import FedProx\nclass Mine(FedProx): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "undecorated:Mine"
+    method = method_of(resolve({"method": {"name": name, "mu": 0.5}, "select": {"fraction": 0.5}}))
+    assert (type(method).__name__, method.mu, method.select.fraction) == ("Mine", 0.5, 0.5)
+    with pytest.raises(InputError, match="mu of method 'undecorated:Mine' is wrong"):
+        resolve({"method": {"name": name, "mu": "much"}})
+    assert "mu" in [field["name"] for field in registry.describe("method", name, type(method)).fields]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"], ["list", "policies", "--json"], ["run", "--help"]])

@@ -155,9 +155,9 @@ class HardlyCut(torch.nn.Module):
 
 @pytest.mark.parametrize(("model", "told"), [(f"{__name__}:HardlyCut", True), ("mlp", False)])
 def test_a_weak_device_that_trains_most_of_a_model_is_named(model, told, caplog):
-    with caplog.at_level(logging.WARNING, "fedloom.world"):
+    with caplog.at_level(logging.WARNING, "fedloom.study"):
         world("heterofl", fleet={"name": "high", "clients": 5}, model={"name": model, "hidden": None}).check()
-    assert ("a device of capacity 0.0625 trains 98 % of the model's parameters" in caplog.text) == told
+    assert ("a device of capacity 0.0625 trains 98% of the model's parameters" in caplog.text) == told
 
 
 def test_weak_devices_are_fine_under_a_cut(tmp_path):

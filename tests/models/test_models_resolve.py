@@ -31,6 +31,7 @@ class OwnNet(nn.Module):
         flag: bool = False,
     ) -> None:
         super().__init__()
+        self.layer = nn.Linear(1, 1)
         self.given = (classes, size, depth, kind, rate, flag)
 
 
@@ -39,6 +40,7 @@ class Open(nn.Module):
 
     def __init__(self, **given: Any) -> None:
         super().__init__()
+        self.layer = nn.Linear(1, 1)
         self.given = given
 
 
@@ -94,7 +96,7 @@ def test_fields_reach_the_network_as_their_type() -> None:
         (f"{HERE}:OwnNet", {"depth": True}, "input should be a valid integer; got True"),
         (f"{HERE}:OwnNet", {"depth": torch.tensor(1)}, "input should be a valid integer; got tensor(1)"),
         (f"{HERE}:OwnNet", {"depth": 1, "kind": "c"}, "input should be 'a' or 'b'; got 'c'"),
-        (f"{HERE}:constant", {}, "makes a int; expected a torch.nn.Module"),
+        (f"{HERE}:constant", {}, "makes an int; expected a torch.nn.Module"),
         (f"{HERE}:NOT_CALLABLE", {}, "expected a class or function"),
         (f"{HERE}:Missing", {}, "cannot be imported"),
         ("no.such.module:Net", {}, "cannot be imported"),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fedloom.errors import InputError
 from fedloom.report.board import Board, serve
 from fedloom.runs.store import FAILURE
 
@@ -85,6 +86,20 @@ def test_states(some):
     assert "round 1 of 3" in text
     (first / "metrics.jsonl").write_text("".join(lines[:2]))
     assert "round 2 of 3" in board.live()
+
+
+def test_a_folder_that_comes_later(runs, tmp_path):
+    with served(tmp_path / "later") as port:
+        assert "Nothing has begun here yet" in answer(port)[1]
+        assert answer(port, "/report")[0] == 503
+        shutil.copytree(runs, tmp_path / "later")
+        assert "heterofl" in answer(port, "/live")[1]
+
+
+def test_a_file_is_no_folder_of_runs(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is not a folder"):
+        serve([tmp_path / "file"])
 
 
 def test_nothing_yet(tmp_path):

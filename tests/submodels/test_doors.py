@@ -74,7 +74,7 @@ def test_rows_of_no_layer_cannot_be_joined_by_class(method, command):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ([f"{HERE}:Cosine", "--set", "model.hidden=[12]"], "{'layers.0': 'the output is made of them by"),
+        ([f"{HERE}:Cosine", "--set", "model.hidden=[12]"], "it keeps whole layers.0 (the output is made of them by"),
         (["mlp", "--set", "model.hidden=[]"], "it has no hidden layers"),
     ],
 )

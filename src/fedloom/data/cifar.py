@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedloom.data.dataset import Arrays, Dataset, Limit, Size, build
 from fedloom.data.files import Download, Finder, damaged, gather
-from fedloom.errors import InputError
+from fedloom.errors import InputError, kind_of
 from fedloom.registry import register
 
 __all__ = ["cifar10", "cifar100", "unpickle"]
@@ -149,7 +149,7 @@ def unpickle(data: bytes, origin: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle may raise anything
         raise damaged(origin, f"not a readable pickle ({type(error).__name__}: {error})") from error
     if not isinstance(entries, dict):
-        raise damaged(origin, f"it holds a {type(entries).__name__}, expected a dictionary")
+        raise damaged(origin, f"it holds {kind_of(entries)}, expected a dictionary")
     return {_text(key): value for key, value in entries.items()}
 
 

@@ -7,6 +7,7 @@ a device holds each image once. Nothing here imports torch.
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -20,6 +21,7 @@ from fedloom.settings import built
 
 __all__ = ["Arrays", "Dataset", "Images", "Ints", "Limit", "Size", "build", "load", "resize", "stratified"]
 
+log = logging.getLogger("fedloom.data")
 Images: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Size: TypeAlias = Annotated[int | None, "resize images to this many pixels a side"]
@@ -158,6 +160,8 @@ def build(
         x_test, y_test, g_test = x[held], y[held], None if g is None else g[held]
         x, y, g = x[~held], y[~held], None if g is None else g[~held]
     names = found.class_names or tuple(str(label) for label in range(int(max(y.max(), y_test.max(initial=0))) + 1))
+    if not found.class_names and len(y_test) and (last := y_test.max()) > y.max():
+        log.warning("%s: no training image has the label %d of y_test; it counts: %d classes", name, last, len(names))
     for key, labels in (("y_train", y), ("y_test", y_test)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
             wrong = labels.min() if labels.min() < 0 else labels.max()
@@ -210,6 +214,8 @@ def _integers(found: Arrays, key: str, count: int) -> Ints:
         raise InputError(f"{found.origin}: {key} is {values.dtype} of shape {values.shape}; expected a row of integers")
     if len(values) != count:
         raise InputError(f"{found.origin}: {count} images but {len(values)} entries in {key}")
+    if len(values) and values.max() > np.iinfo(np.int64).max:
+        raise InputError(f"{found.origin}: {key} holds {values.max()}, which is no number of a class or group")
     return values.astype(np.int64)
 
 

@@ -34,7 +34,7 @@ def npz(
     """Your own images and labels in one .npz file."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise InputError(f"data set file '{path}' does not exist")
+        raise InputError(f"data set file '{path}' {'is a folder' if file.is_dir() else 'does not exist'}")
     return build(file.stem, read_npz(file), size=size, limit=limit, natural=natural, hold_out=False)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from fedloom.data.dataset import Dataset, Ints, stratified
 from fedloom.data.partition import Partition, apportion, parse
 from fedloom.data.rows import Rows
-from fedloom.errors import InputError
+from fedloom.errors import InputError, kind_of
 
 __all__ = ["Split", "split"]
 
@@ -109,9 +109,9 @@ def split(
 
 def _sound(partition: Partition, dealt: Rows, clients: int, images: int) -> Rows:
     """What a partition dealt, if it is a part for every client and nobody's is another's: it may be a user's own."""
-    name = f"a {type(partition).__name__} partition"
+    name = f"{kind_of(partition)} partition"
     if not isinstance(dealt, Rows):
-        raise InputError(f"{name} deals a {type(dealt).__name__}; expected a fedloom.data.rows.Rows")
+        raise InputError(f"{name} deals {kind_of(dealt)}; expected a fedloom.data.rows.Rows")
     if len(dealt) != clients:
         raise InputError(f"{name} deals {len(dealt)} parts; expected one for each of {clients} clients")
     rows = np.sort(dealt.rows)

@@ -99,6 +99,7 @@ class Fleet:
         self.engine, self.networks, self.home, self.seed = engine, (network, *others), home, seed
         self.quorum, self.deadline, self.form, self.shown, self._completed = quorum, deadline, form, shown, completed
         self.method, *self.models = names
+        self.heard: Callable[[str], None] = lambda job: None  # told of every task that is over
         self.begin(0, Train())
 
     def begin(self, round: int, train: Train, now: float = 0.0) -> None:
@@ -235,6 +236,7 @@ class Fleet:
         news: dict[int, tuple[Moment, Mapping[str, float]]] = {}
         try:
             for outcome in outcomes:
+                self.heard(outcome.job)
                 waited |= self._silent(turns.passed())
                 report, failure = outcome.report, outcome.failure
                 if failure is not None or report is None:
@@ -273,5 +275,7 @@ class Fleet:
             last = self.failed[-1]
             raise RunError(
                 f"round {self.round + 1}: {answered} of {asked} clients reported, the quorum is {needed:.0%}; "
-                f"last failure: client {last.client} {last.kind}: {last.message}"
+                f"last failure: client {last.client} {last.kind}: {last.message}. "
+                "A new run with engine.quorum=0 lets such rounds pass",
+                last.trace,
             )

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator
 
 from fedloom.errors import InputError, choose
 from fedloom.registry import register
@@ -148,12 +149,14 @@ DEVICES: Mapping[str, Device] = {
 LINES = {"mobile": (42.0, 10.0, 0.7), "home": (80.0, 37.0, 0.7)}
 KINDS = {"phones": ("pixel1", "pixel2", "pixel3"), "boards": ("pi3", "pi4", "jetson_nano"), "all": tuple(DEVICES)}
 
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+
 
 @register("fleet", "measured")
 def measured(
     clients: int,
     generator: np.random.Generator,
-    devices: Annotated[tuple[str, ...], "phones, boards, all, or names of devices; drawn in equal shares"] = ("all",),
+    devices: Annotated[Names, "phones, boards, all, or names of devices; drawn in equal shares"] = ("all",),
     capacities: Capacities = (1.0,),
     jitter: Jitter = 0.2,
     availability: Chance = 1.0,

@@ -103,7 +103,9 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"fleet.trace {path} cannot be read: {getattr(error, 'strerror', error)}") from error
-    said = re.fullmatch(r"#\s*period\s*=\s*(\S+)", lines[0].strip()) if lines else None
+    if not any(line.strip() for line in lines):
+        raise InputError(f"fleet.trace {path} is empty; expected lines of client,from,to")
+    said = re.fullmatch(r"#\s*period\s*=\s*(\S+)", lines[0].strip())
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     found: dict[int, list[tuple[float, float]]] = {}
     try:

@@ -7,6 +7,7 @@ the study's batch size, epochs and steps do not apply.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedloom.client import Client
 from fedloom.methods.fedavg import FedAvg
@@ -18,6 +19,8 @@ from fedloom.types import Plan
 @dataclass(frozen=True)
 class FedSGD(FedAvg):
     """One gradient over all of a client's data, averaged at the server."""
+
+    ignores: ClassVar[tuple[str, ...]] = ("batch_size", "epochs", "steps")
 
     def plan(self, client: Client) -> Plan:
         """One step over everything."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import InputError
+from fedloom.errors import InputError, kind_of
 
 __all__ = ["Exits", "with_exits"]
 
@@ -45,7 +45,7 @@ class Exits(nn.Module):
         stages = getattr(model, "stages", None)
         if not isinstance(stages, nn.Sequential) or len(stages) < 2:
             raise InputError(
-                f"a {type(model).__name__} has no sequence of stages to put exits after; use resnet18, resnet34, cnn4, "
+                f"{kind_of(model)} has no sequence of stages to put exits after; use resnet18, resnet34, cnn4, "
                 "or give the model attributes `stages` (nn.Sequential) and, if need be, `stem`"
             )
         self.stem: nn.Module = getattr(model, "stem", nn.Identity())

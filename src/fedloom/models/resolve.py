@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from fedloom.errors import InputError
+from fedloom.errors import InputError, kind_of
 from fedloom.registry import find
 from fedloom.settings import allowed, built, checked
 
@@ -33,8 +34,27 @@ def build(name: str, *, channels: int, classes: int, size: int, **fields: Any) -
     arguments = given | checked(what, make, fields, reserved=given)
     network = built(what, make, arguments)
     if not isinstance(network, nn.Module):
-        raise InputError(f"model '{name}' makes a {type(network).__name__}; expected a torch.nn.Module")
+        raise InputError(f"model '{name}' makes {kind_of(network)}; expected a torch.nn.Module")
+    _check_parameters(what, network)
     return network
+
+
+def _check_parameters(what: str, network: nn.Module) -> None:
+    """Refuse a model that cannot be trained, or not as it is."""
+    parameters = dict(network.named_parameters())
+    if not parameters:
+        raise InputError(f"{what} has no parameters, so there is nothing to train")
+    for path, parameter in parameters.items():
+        if is_lazy(parameter):
+            raise InputError(
+                f"{what} does not know the shape of '{path}' before its first image; name the sizes of its lazy "
+                "layers, or let it see one image of zeros at the end of its __init__"
+            )
+        if parameter.dtype != torch.float32:
+            raise InputError(
+                f"{what} has '{path}' in {str(parameter.dtype).removeprefix('torch.')}; expected float32: what a run "
+                "computes in is engine.precision"
+            )
 
 
 def initialise(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -59,14 +79,21 @@ def check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> Non
     except Exception as error:
         raise InputError(
             f"{what} fails on images of shape {list(images.shape)}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"{' '.join(str(error).split())}{_oblong(shape)}"
         ) from error
     finally:
         module.train(training)
         torch.set_num_threads(threads)
-    got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    got = list(logits.shape) if isinstance(logits, Tensor) else kind_of(logits)
     if got != [2, classes]:
         raise InputError(
             f"{what} must answer images of shape {list(images.shape)} with logits of shape {[2, classes]}, "
             f"one for each class; got {got}"
         )
+
+
+def _oblong(shape: tuple[int, ...]) -> str:
+    """Advice for images that are not square; nothing for those that are."""
+    height, width = shape[-2:]
+    squared = f"; models are told one side of an image: make them square with --set data.size={max(shape[-2:])}"
+    return "" if height == width else squared

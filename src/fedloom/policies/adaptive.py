@@ -8,6 +8,7 @@ else is frozen: W <- clip(W - eta dL/dW, 0, 1). W begins with ones and is kept b
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Annotated, Literal
@@ -73,9 +74,13 @@ class Adaptive:
 
     def keeps(self, network: Network) -> frozenset[str]:
         """The top layers, or the top tensors."""
-        layers = layers_of(network)
-        groups = layers if self.count == "layers" else [(name,) for layer in layers for name in layer]
+        groups = self.counted(network)
         return frozenset(name for group in groups[max(0, len(groups) - self.top) :] for name in group)
+
+    def counted(self, network: Network) -> Sequence[tuple[str, ...]]:
+        """What p counts, from input to output."""
+        layers = layers_of(network)
+        return layers if self.count == "layers" else [(name,) for layer in layers for name in layer]
 
     def __call__(self, client: Client) -> Work[Tensors]:
         """Learn the weights, keep them, and mix."""

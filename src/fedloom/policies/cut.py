@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.copies import on_host
-from fedloom.errors import InputError
+from fedloom.errors import InputError, oxford
 from fedloom.network import Network
 from fedloom.registry import find, register
 from fedloom.types import Measure, Reading, Samples, Tensors, Where, Work
@@ -60,7 +60,8 @@ class Cut(Protocol):
 def check_units(network: Network, method: str) -> None:
     """Refuse a model that has nothing to cut: a weak device would train the whole of it."""
     if not network.units.sizes:
-        why = network.units.whole or "it has no hidden layers"
+        whole = [f"{group} ({reason})" for group, reason in network.units.whole.items()]
+        why = f"it keeps whole {oxford(whole, 'and')}" if whole else "it has no hidden layers"
         raise InputError(f"{method} found no units to cut in the model: {why}")
 
 

@@ -124,14 +124,22 @@ class Krum(Robust):
     by_class: ClassVar[bool] = False
     whole: ClassVar[bool] = True  # distances are between whole models
 
+    def lacking(self, reports: int) -> str:
+        """Why so many reports are too few; empty if they are enough."""
+        needed = max(2 * self.attackers + 3, self.keep + self.attackers)
+        return (
+            ""
+            if reports >= needed
+            else (
+                f"krum with attackers = {self.attackers} and keep = {self.keep} needs at "
+                f"least {needed} reports (2 x attackers + 3, and keep + attackers); got {reports}"
+            )
+        )
+
     def join(self, server: Server, reports: Sequence[Report]) -> Tensors:
         """The mean of the best; at equality the smaller number of a client comes first, as in the paper."""
-        needed = max(2 * self.attackers + 3, self.keep + self.attackers)
-        if len(reports) < needed:
-            raise RunError(
-                f"round {server.round + 1}: krum with attackers = {self.attackers} and keep = {self.keep} needs at "
-                f"least {needed} reports (2 x attackers + 3, and keep + attackers); got {len(reports)}"
-            )
+        if lacking := self.lacking(len(reports)):
+            raise RunError(f"round {server.round + 1}: {lacking}")
         reports = sorted(reports, key=lambda report: report.client)
         best = krum_scores(squared_distances(server, reports), self.attackers).sort(stable=True).indices
         joined = Mean(weights="equal").begin(server)

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from fedloom.encoding import dense
-from fedloom.errors import RunError
+from fedloom.errors import InputError, RunError
 from fedloom.fleet.fleet import Fleet
 from fedloom.fleet.nonsense import Form
 from fedloom.network import Network
@@ -72,6 +72,11 @@ class Body(AllTensors):
     """The head stays with the client: the last layers, with their norms."""
 
     head: Annotated[int, Ge(1), "layers of the head, counted from the output; a norm belongs to its layer"] = 1
+
+    def fits(self, network: Network) -> None:
+        """Refuse a head of more layers than there are."""
+        if self.head > (layers := len(layers_of(network))):
+            raise InputError(f"share.head is {self.head} layers, but the model has {layers}")
 
     def private(self, network: Network) -> frozenset[str]:
         """All tensors of these layers, buffers too."""

@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
     """A server of the board, not yet running; `port` 0 takes a free one."""
     for path in paths:
-        if not path.is_dir():
+        if path.exists() and not path.is_dir():  # one that is not there yet comes with the first run
             raise InputError(f"{path} is not a folder; give a run folder, or one that holds some")
     local = host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
     names = frozenset({"127.0.0.1", "localhost", "[::1]", host}) if local else None
@@ -218,6 +218,9 @@ def show_board(paths: Sequence[Path], host: str, port: int) -> None:
     """Serve until Ctrl-C."""
     server = serve(paths, host, port)
     address, at = server.server_address[:2]
+    for path in paths:
+        if not path.exists():
+            sys.stdout.write(f"{path} is not there yet; its runs are shown when they begin\n")
     sys.stdout.write(f"board: http://{address!s}:{at}/  (Ctrl-C ends it; the runs go on)\n")
     sys.stdout.flush()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedloom.report.tables import quantity
 from fedloom.runs.check import estimate
 from fedloom.runs.study import read, resolve
 from fedloom.runs.world import world_of
+from fedloom.units import Units
 
 __all__ = ["shape_of", "show_check", "show_model", "show_split"]
 
@@ -67,7 +69,7 @@ def show_model(model: str, capacities: list[float], shape: str, classes: int, *,
     channels, height, width = shape_of(shape)
     make = partial(build, model, channels=channels, classes=classes, size=height)
     network = Network(make, (channels, height, width), classes)
-    tensors, units = network.initial(0), network.units
+    tensors, units = network.initial(0), _units(network)
     costs: list[dict[str, Any]] = []
     for capacity in capacities:
         kept = units.kept(capacity)
@@ -96,6 +98,16 @@ def show_model(model: str, capacities: list[float], shape: str, classes: int, *,
     Console().print(table)
     for group, reason in units.whole.items():
         sys.stdout.write(f"kept whole: {group}: {reason}\n")
+
+
+def _units(network: Network) -> Units:
+    """The units of a network, without a word about what is kept whole: the table says it."""
+    log = logging.getLogger("fedloom.units")
+    log.disabled = True
+    try:
+        return network.units
+    finally:
+        log.disabled = False
 
 
 def show_split(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedloom.report.plots import curves
 from fedloom.report.progress import watching
-from fedloom.report.tables import summary_table
+from fedloom.report.tables import print_table, summary_rows
 from fedloom.runs.start import run
 
 __all__ = ["demo"]
@@ -37,7 +37,7 @@ def demo(out: Path) -> None:
                     set=settings,
                 )
             )
-    console.print(summary_table([result.summary for result in results]))
+    print_table(console, "method", summary_rows([result.summary for result in results]))
     picture = curves(results, out / "demo.png")
     sys.stdout.write(
         f"picture: {picture}\nnext:    fedloom run fedavg --partition classes:2 --clients 20 --rounds 30\n"

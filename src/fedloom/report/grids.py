@@ -26,7 +26,7 @@ from fedloom.report.tables import (
     brief,
     markdown,
     measure_of,
-    rich_table,
+    print_table,
     spread,
     statistics_table,
 )  # fmt: skip
@@ -78,7 +78,7 @@ def run_shown(grid: Grid, folder: Path, *, as_json: bool, baseline: str | None =
         console = Console()
         for title, rows in tables.items():
             console.print(f"\n[italic]{title}[/italic]")
-            console.print(rich_table("method", rows))
+            print_table(console, "method", rows)
         sys.stdout.write(f"\n{sentence}\n{_seeds(grid, ran, order)}; runs, tables, curves: {folder}\nreport: {page}\n")
     for reason in ran.left_out.values():
         sys.stderr.write(f"fedloom: not in the table: {reason}\n")

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from fedloom.report.plots import heat_map
-from fedloom.report.tables import Rows, rich_table
+from fedloom.report.tables import Rows, print_table
 from fedloom.report.traffic import traffic_rows
 from fedloom.runs.knowledge import knowledge
 from fedloom.runs.result import Result
@@ -37,7 +37,7 @@ def show_knowledge(folder: Path, picture: Path | None, *, as_json: bool) -> None
     for number, row in enumerate(known.peers):
         rows[str(number)] = {str(n): f"{100 * value:.1f}" for n, value in enumerate(row)}
     sys.stdout.write("right answers, %: a row's model on a column's test part; clients are numbered as in the ledger\n")
-    Console().print(rich_table("", rows))
+    print_table(Console(), "", rows)
     beside = "there are no others" if np.isnan(known.others) else f"others' data {known.others:.1%}"
     sys.stdout.write(f"own data {known.own:.1%}, {beside}\npicture: {drawn}\n")
 
@@ -52,4 +52,4 @@ def show_traffic(folders: Sequence[Path], *, as_json: bool) -> None:
         return
     # Turned around, so that a handful of runs fits the width of a terminal.
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
-    Console().print(rich_table("a round", {head: {run: row[head] for run, row in rows.items()} for head in heads}))
+    print_table(Console(), "a round", {head: {run: row[head] for run, row in rows.items()} for head in heads})

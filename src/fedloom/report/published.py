@@ -21,9 +21,9 @@ from rich.console import Console
 from fedloom.errors import InputError, Interrupted
 from fedloom.report.grids import announced, refuse
 from fedloom.report.plots import progress
-from fedloom.report.tables import Rows, markdown, rich_table, spread
+from fedloom.report.tables import Rows, markdown, print_table, spread
 from fedloom.runs.grid import Cell, Grid, Spread, merged, number_of
-from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, read_paper
+from fedloom.runs.papers import SCALES, Published, find_papers, grid_of, nowhere, read_paper
 from fedloom.runs.result import Result
 from fedloom.runs.start import plain
 
@@ -45,6 +45,8 @@ WELL_ABOVE = 3  # points above a floor that count as more than nothing
 def list_papers(out: Path, as_json: bool) -> None:
     """All published tables with source, what each scale takes, and how far it has been run."""
     known = [read_paper(name) for name in find_papers()]
+    if not known:
+        sys.stderr.write(f"{nowhere()}\n")
     states = {each.name: {scale: _state(each, scale, out) for scale in each.paper.scales} for each in known}
     if as_json:
         listed = []
@@ -141,7 +143,7 @@ def reproduce_shown(
         for title, shown in _tables(content).items():
             if title:
                 Console().print(f"\n[italic]{title}[/italic]")
-            Console().print(rich_table("", shown))
+            print_table(Console(), "", shown)
         sys.stdout.write(f"{content['differs'] or 'as published'}\nresult: {folder / 'result.md'}\n")
     refuse(ran.failures)
 
@@ -359,7 +361,7 @@ def write_page(page: Path, out: Path) -> None:
     """Keep what the folders in `out` hold, and write the page from all that is kept."""
     known = [read_paper(name) for name in find_papers()]
     if not known:
-        raise InputError("no folder papers/ here; run this in the project's folder")
+        raise InputError(nowhere())
     sections: dict[str, list[str]] = {}
     for published in known:
         heading = published.paper.paper or published.name.partition("-")[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedloom.report.statistics import Estimate, against, estimate
@@ -26,11 +28,11 @@ __all__ = [
     "markdown",
     "measure_of",
     "percent",
+    "print_table",
     "quantity",
-    "rich_table",
     "spread",
     "statistics_table",
-    "summary_table",
+    "summary_rows",
     "until",
 ]
 
@@ -102,11 +104,9 @@ def _aim(summary: Mapping[str, Any]) -> str:
     return NAMES.get(summary.get("target_measure", ""), "accuracy")
 
 
-def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a run: last accuracies in percent, and what the whole run cost."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def summary_rows(summaries: Sequence[Mapping[str, Any]]) -> Rows:
+    """One row a method: last accuracies in percent, and what the whole run cost."""
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "method": lambda row: str(row["method"]),
         "global %": lambda row: percent(row["global_accuracy"]),
         "local %": lambda row: percent(row["local_accuracy"]),
         "worst %": lambda row: percent(row["worst_local_accuracy"]),
@@ -119,11 +119,7 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     }
     if not any(row["failures"] for row in summaries):
         del columns["failed"]
-    for head in columns:
-        table.add_column(head, justify="left" if head == "method" else "right", overflow="fold")
-    for row in summaries:
-        table.add_row(*(show(row) for show in columns.values()))
-    return table
+    return {str(row["method"]): {head: show(row) for head, show in columns.items()} for row in summaries}
 
 
 def spread(found: Spread | None, scale: float = 1.0) -> str:
@@ -191,15 +187,27 @@ def _heads(rows: Rows) -> list[str]:
     return list(dict.fromkeys(head for row in rows.values() for head in row))
 
 
-def rich_table(corner: str, rows: Rows) -> Table:
-    """For the terminal."""
+def print_table(console: Console, corner: str, rows: Rows) -> None:
+    """For the terminal; what is too wide for it goes on below, column by column."""
     heads = _heads(rows)
+    while heads:
+        fits = (n for n in range(len(heads), 1, -1) if _width(console, corner, rows, heads[:n]) <= console.width)
+        count = next(fits, 1)
+        console.print(rich_table(corner, rows, heads[:count]))
+        heads = heads[count:]
+
+
+def _width(console: Console, corner: str, rows: Rows, heads: Sequence[str]) -> int:
+    return Measurement.get(console, console.options.update(max_width=1000), rich_table(corner, rows, heads)).maximum
+
+
+def rich_table(corner: str, rows: Rows, heads: Sequence[str]) -> Table:
+    """Some columns of a table; of what is still too wide, nothing is cut off."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(corner)
+    table.add_column(corner, overflow="fold")
     for head in heads:
-        table.add_column(
-            head, justify="right" if all(row.get(head, "-")[:1] in "-+0123456789" for row in rows.values()) else "left"
-        )
+        number = all(row.get(head, "-")[:1] in "-+0123456789" for row in rows.values())
+        table.add_column(head, justify="right" if number else "left", overflow="fold")
     for name, row in rows.items():
         table.add_row(name, *(row.get(head, "-") for head in heads))
     return table

@@ -30,8 +30,7 @@ def estimate(world: World) -> dict[str, Any]:
     Of several models each counts for its share of the clients.
     """
     study = world.study
-    fraction = float(getattr(world.method.select, "fraction", 1.0))
-    cohort = 1 if world.method.pooled else max(1, round(fraction * study.fleet.clients))
+    cohort = world.cohort
     sizes = world.split.train.sizes.sum(keepdims=True) if world.method.pooled else world.split.train.sizes
     train = study.train
     done = 1 - train.uneven / 2 * (1 - train.least / (train.steps or train.epochs))  # of all work, on average

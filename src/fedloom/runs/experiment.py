@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,9 @@ from fedloom.types import Named, Server, Train
 
 __all__ = ["Experiment", "Watch", "experiment"]
 
-Watch = Callable[[Mapping[str, Any]], None]  # sees every round's row as it is written
+# Sees every round's row as it is written. Its `heard`, if it has one, is told of every task that is over: how many
+# clients the round asks at most, and the task's job.
+Watch = Callable[[Mapping[str, Any]], None]
 REDONE = 5  # times that a round may be lost before the run gives up
 TIMES = 20  # evaluations and checkpoints a run, about, unless the study says otherwise
 
@@ -35,8 +38,10 @@ def experiment(store: Store, world: World, watch: Watch, engine: Engine | None =
         try:
             return Experiment(store, world, doing).run(watch)
         except RunError as error:
-            store.write(FAILURE, {"sentence": str(error)})
-            raise
+            store.write(FAILURE, {"sentence": str(error), "trace": error.trace})
+            if not error.trace:
+                raise
+            raise RunError(f"{error}; its traceback: {store.folder / FAILURE}", error.trace) from error
 
 
 class Experiment:
@@ -71,6 +76,8 @@ class Experiment:
             try:
                 while self.server.round < rounds:
                     try:
+                        if hasattr(watch, "heard"):
+                            self.fleet.heard = partial(watch.heard, self.world.cohort)
                         row = self._round()
                         if self.server.round % every == 0 or self.server.round == rounds:
                             self._checkpoint()

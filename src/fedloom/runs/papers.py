@@ -21,10 +21,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedloom.errors import InputError, choose
+from fedloom.errors import InputError, choose, oxford
 from fedloom.runs.grid import Grid, merged
 
-__all__ = ["SCALES", "Published", "Shown", "find_papers", "grid_of", "read_paper"]
+__all__ = ["SCALES", "Published", "Shown", "find_papers", "grid_of", "nowhere", "read_paper"]
 
 SCALES = ("smoke", "small", "paper")
 FOLDERS = (Path("papers"), Path(__file__).parents[3] / "papers")
@@ -107,12 +107,18 @@ def find_papers() -> dict[str, Path]:
     return {}
 
 
+def nowhere() -> str:
+    """What is said where there are no tables."""
+    looked = oxford((folder.resolve() for folder in FOLDERS), "and")
+    return f"no published tables are here: they come with the sources of fedloom and are looked for in {looked}"
+
+
 def read_paper(name: str) -> Published:
     """One published table, by name or by the path of its file."""
     known = find_papers()
     path = Path(name) if name.endswith(".toml") else known.get(name)
     if path is None:
-        raise choose("table", name, known) if known else InputError(f"no folder papers/ here; got '{name}'")
+        raise choose("table", name, known) if known else InputError(f"{nowhere()}; got '{name}'")
     try:
         paper = Paper.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:

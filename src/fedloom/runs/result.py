@@ -24,6 +24,14 @@ class Result:
     def __init__(self, store: Store, summary: Mapping[str, Any]) -> None:
         self.summary, self._store = dict(summary), store
 
+    def __repr__(self) -> str:
+        names = ("method", "rounds", "global_accuracy", "local_accuracy")
+        known = {name: self.summary[name] for name in names if self.summary.get(name) is not None}
+        told = [
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in known.items()
+        ]
+        return f"<Result {' '.join(told)} folder={self.folder}>"
+
     @property
     def folder(self) -> Path:
         """Where the run lies."""
@@ -38,6 +46,11 @@ class Result:
     def sizes(self) -> np.ndarray:
         """How many samples each client trains on."""
         return Split.load(self._store.split_file).train.sizes
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a global model, measured or not."""
+        return self._store.model_file.exists()
 
     @property
     def participants(self) -> list[float]:

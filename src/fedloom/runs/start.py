@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import InputError, choose
-from fedloom.registry import entries, find
+from fedloom.errors import InputError, choose, kind_of
+from fedloom.registry import entries, find, is_path, name_of
 from fedloom.runs.experiment import Watch, experiment
 from fedloom.runs.result import Result
 from fedloom.runs.store import Store
@@ -40,7 +41,7 @@ SHORT = {
 
 
 def run(
-    method: str | None = None,
+    method: str | Callable[..., Any] | None = None,
     study: str | Path | Mapping[str, Any] | None = None,
     *,
     watch: Watch | None = None,
@@ -50,7 +51,7 @@ def run(
     """Run a method, or the study of a file or of nested dicts, and wait for its result.
 
     Options are the command line's: dataset, model, clients, rounds, fleet, partition, select, share, engine, device,
-    seed, out. `set` holds anything else, as {"section.key": value}.
+    seed, out. `set` holds anything else, as {"section.key": value}. Classes and functions stand for their import paths.
 
     >>> result = run("fedavg", model="mlp", rounds=2, clients=2, out=getfixture("tmp_path"), engine="local")
     >>> result.summary["rounds"], result.metrics["round"].tolist()
@@ -59,12 +60,16 @@ def run(
     from fedloom.runs.study import read
 
     base = read(Path(study)) if isinstance(study, str | Path) else study
+    options = {name: _named(name, value) for name, value in options.items()}
     sections = sections_of(method, options, renamed(base or {}, options), set)
     return start(resolve(sections, str(study) if isinstance(study, str) else ""), watch)
 
 
 def sections_of(
-    method: str | None, options: Mapping[str, Any], base: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+    method: str | Callable[..., Any] | None,
+    options: Mapping[str, Any],
+    base: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The sections that a study (`base`), settings and options describe, the later over the earlier."""
     sections = override(base, [])
@@ -82,8 +87,24 @@ def sections_of(
             raise InputError(f"set takes 'section.key'; got '{place}'")
         if not isinstance(sections.setdefault(section, {}), dict):
             raise InputError(f"'{section}' must be a section with settings; got {sections[section]!r}")
-        sections[section][key] = str(value) if isinstance(value, Path) else value
+        sections[section][key] = _named(place, value)
     return sections
+
+
+def _named(place: str, value: Any) -> Any:
+    """A value as a study can write it down: of a class or function, its name or import path."""
+    if isinstance(value, Path):
+        return str(value)
+    if not callable(value):
+        return value
+    if inspect.isclass(value) or inspect.isfunction(value):
+        name = name_of(value)
+        if ":" not in name or (is_path(name) and not name.startswith("__main__:")):
+            return name
+    raise InputError(
+        f"{place} takes a name, or a class or function that other processes can import; got "
+        f"{getattr(value, '__qualname__', kind_of(value))}: put it into a module of its own"
+    )
 
 
 def renamed(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

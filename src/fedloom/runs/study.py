@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.data.partition import Partition, parse
-from fedloom.errors import InputError, choose, oxford
+from fedloom.errors import InputError, choose, kind_of, oxford
 from fedloom.registry import SLOTS, entries, find, name_of
 from fedloom.settings import allowed, built, checked, must_have, must_take
 
@@ -229,6 +229,7 @@ def resolve(sections: Mapping[str, Any], where: str = "") -> Study:
         lambda: method_of(study), lambda: named("data", study), lambda: partition_of(study),
         lambda: named("fleet", study), lambda: named("model", study), lambda: _engine(study),
         lambda: _augmentation(study), lambda: _mixed(study), lambda: _work(study),
+        lambda: _idle(study),
     ]  # fmt: skip
     for check in checks:
         try:
@@ -292,6 +293,22 @@ def _work(study: Study) -> None:
         )
 
 
+def _idle(study: Study) -> None:
+    """Refuse settings that nothing else in the study lets count."""
+    train, fleet = study.train, study.fleet
+    if train.momentum and train.optimizer != "sgd":
+        raise InputError(
+            f"train.momentum is for optimizer sgd; {train.optimizer} has moments of its own; got {train.momentum:g}"
+        )
+    if train.milestones and train.schedule != "step":
+        raise InputError(f"train.milestones are for train.schedule = 'step'; it is '{train.schedule}'")
+    if train.schedule == "step" and not train.milestones:
+        raise InputError("train.schedule 'step' needs train.milestones, the rounds after which the rate falls")
+    if fleet.day != FleetOf().day and (fleet.trace is None or fleet.trace.endswith(".csv")):
+        why = "a CSV file has a period of its own" if fleet.trace else "fleet.trace names none"
+        raise InputError(f"fleet.day is how long a day of a shape of fleet.trace takes, but {why}")
+
+
 def _engine(study: Study) -> None:
     """Refuse an engine that is not there, lacks a library or does not know a setting."""
     if study.engine.layout == "channels_last" and study.engine.device == "cuda":
@@ -336,6 +353,8 @@ def _sentence(problem: Any, source: str) -> str:
         near = get_close_matches(str(key), known, n=1)
         kind = f"setting '{key}' in [{above[0]}]" if above else f"section [{key}]"
         return f"unknown {kind}{source}; allowed: {oxford(known)}." + (f" Did you mean '{near[0]}'?" if near else "")
+    if problem["type"] == "model_type":
+        return f"'{place}' must be a section with settings{source}; got {problem['input']!r}"
     reason = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{place} is wrong{source}: {reason}; got {problem['input']!r}"
 
@@ -409,7 +428,7 @@ def method_of(study: Study) -> Any:
     from fedloom.method import Method
 
     if not isinstance(method, Method):
-        raise InputError(f"method '{name}' makes a {type(method).__name__}; expected a fedloom.method.Method")
+        raise InputError(f"method '{name}' makes {kind_of(method)}; expected a fedloom.method.Method")
     policies: dict[str, Any] = {}
     for slot in SLOTS:
         try:

@@ -6,7 +6,6 @@ are loaded once and shared.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
 from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
-from fedloom.errors import InputError, Unfit, choose
+from fedloom.errors import InputError, Unfit, choose, kind_of
 from fedloom.fleet.dealt import dealt
 from fedloom.fleet.nonsense import Form
 from fedloom.fleet.traces import trace
@@ -39,13 +38,15 @@ from fedloom.method import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resolve import build, check_logits
 from fedloom.network import Network
-from fedloom.policies.cut import Whole, left
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
+from fedloom.policies.robust import Krum
+from fedloom.policies.share import Body
 from fedloom.policies.topology import Graph
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import judged, remembered
+from fedloom.runs.notices import notices, tell
 from fedloom.runs.schedule import settings
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
@@ -65,9 +66,7 @@ UNLOADED = {
     "augment",
 }  # settings of [data] that do not change what is loaded
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
-log = logging.getLogger("fedloom.world")
 SHOWN = 5  # clients that a sentence names
-FAR = 4  # times its capacity that a device may train of the parameters before that is said
 CONTRIBUTED = "clients"
 DEVICES = ("cpu", "cuda")
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
@@ -224,6 +223,14 @@ class World:
             columns |= trace(fleet.trace, fleet.clients, fleet.day, drawn)
         return columns
 
+    @property
+    def cohort(self) -> int:
+        """How many clients a round asks at most."""
+        if self.method.pooled:
+            return 1
+        asked = round(getattr(self.method.select, "fraction", 1.0) * self.study.fleet.clients)
+        return min(max(1, asked), int((~self.columns["excluded"]).sum()))
+
     def check(self) -> None:
         """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
         weak, name = int((self.columns["capacity"] < 1).sum()), self.study.method.name
@@ -238,7 +245,10 @@ class World:
                 f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
             )
         if len(self.networks) > self.study.fleet.clients:
-            raise InputError(f"[model] names {len(self.networks)} models for {self.study.fleet.clients} clients")
+            raise InputError(
+                f"[model] names {len(self.networks)} models, more than there are clients: fleet.clients is "
+                f"{self.study.fleet.clients}"
+            )
         if isinstance(self.method.topology, Graph):
             self.method.topology.fits(self.study.fleet.clients)
         self.method.takes(settings(self.study.train, 0, self.study.run.rounds))
@@ -246,8 +256,8 @@ class World:
             if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
                 check_logits(network.module, network.shape, network.classes)
             self.method.suits(network)
-            if not isinstance(self.method.cut, Whole):
-                self._check_reach(network)
+            if isinstance(self.method.share, Body):
+                self.method.share.fits(network)
         if self.study.data.public_from and not self.study.data.public:
             raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
         if self.study.data.public_from == CONTRIBUTED and self.study.data.public > len(self.split.train.rows) // 100:
@@ -296,15 +306,14 @@ class World:
             )
         if self.columns["excluded"].all():
             raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
+        self._check_cohort()
+        for sentence in notices(self):
+            tell(sentence)
 
-    def _check_reach(self, network: Network) -> None:
-        """Say so if the weakest devices train much more than they are able to, since little of the model can be cut."""
-        least = float(self.columns["capacity"].min())
-        if (share := left(network, least)) > FAR * least:
-            log.warning(
-                "a device of capacity %g trains %.0f %% of the model's parameters, since little of it can be cut; "
-                "`fedloom inspect` shows what", least, 100 * share,
-            )  # fmt: skip
+    def _check_cohort(self) -> None:
+        """Refuse a merge that needs more reports than a round can bring."""
+        if isinstance(self.method.merge, Krum) and (lacking := self.method.merge.lacking(self.cohort)):
+            raise InputError(f"{lacking} a round at most")
 
     def _check_validation(self) -> None:
         """Refuse clients that train without any validation data to decide by; the others need none."""
@@ -440,7 +449,7 @@ class World:
 def _check_columns(what: str, columns: object, clients: int) -> None:
     """Refuse a fleet that is not columns of a number a client, capacities in (0, 1] among them."""
     if not isinstance(columns, dict) or "capacity" not in columns:
-        raise InputError(f"{what} makes a {type(columns).__name__}; expected a dict of columns with 'capacity' in it")
+        raise InputError(f"{what} makes {kind_of(columns)}; expected a dict of columns with 'capacity' in it")
     for name, column in columns.items():
         if np.shape(column) != (clients,):
             raise InputError(f"column '{name}' of {what} has shape {np.shape(column)}; expected {(clients,)}")
@@ -465,7 +474,7 @@ def dataset_of(data_json: str) -> Dataset:
     load, options = named("data", Study(data=data))
     dataset = built(f"dataset '{data.name}'", load, options)
     if not isinstance(dataset, Dataset):
-        raise InputError(f"dataset '{data.name}' makes a {type(dataset).__name__}; expected a fedloom.data.Dataset")
+        raise InputError(f"dataset '{data.name}' makes {kind_of(dataset)}; expected a fedloom.data.Dataset")
     return dataset
 
 
