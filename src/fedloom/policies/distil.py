@@ -11,7 +11,7 @@ Distilling the knowledge in a neural network, 2015.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -70,8 +70,10 @@ class Distilling:
 
     @property
     def plain(self) -> Objective:
-        """The objective without a teacher."""
+        """The objective without a teacher; one that masks rests its scaler unless it says otherwise, as `Seen` does."""
         objective: Objective = find("objective", self.to)()
+        if isinstance(objective, Masked) and objective.scaler is None:
+            return replace(objective, scaler=False)
         return objective
 
     @property
