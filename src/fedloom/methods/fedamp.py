@@ -5,9 +5,9 @@ exp(-||w_i - w_j||^2 / sigma) / sigma for the others and the rest for itself (eq
 are alike draw each other nearer. The client minimises F_i(w) + lambda / (2 alpha) ||w - u_i||^2 (equation 6) from u_i.
 Where the others' weights would exceed 1, they are scaled to 1. A client uses its w_i.
 
-The paper leaves sigma open, and distances grow with the size of a model: at most fixed values everybody trains alone.
-So by default the median of the round's squared distances is the unit: sigma is that, and alpha so many times it, thus
-xi_ij = alpha exp(-||w_i - w_j||^2 / median). A mean would be that of the few who are far from everybody.
+The paper leaves sigma open, and distances grow with the size of a model: a number that suits one lets the clients of
+another train alone. So by default the median of the round's squared distances is the unit: sigma is that, and alpha so
+many times it, thus xi_ij = alpha exp(-||w_i - w_j||^2 / median). A mean would be that of the few who are far away.
 
 A known port loses the gradient of the pull and never loads u, so that its FedAMP is local training.
 """
@@ -94,12 +94,12 @@ class FedAMP(FedAvg):
         models, sent = self._models(server), self.sent(server)
         names = [name for name in sent if name not in server.network.buffers]
         apart = distances(models, [client for client in clients if client in models], names)
-        alpha, sigma = (self.alpha * usual(apart), usual(apart)) if self.sigma is None else (self.alpha, self.sigma)
+        unit = 1.0 if self.sigma else usual(apart)
         for client in clients:
             if client not in models:
                 yield sent, 0.0
                 continue
-            weights = attention(apart[client], client, alpha, sigma)
+            weights = attention(apart[client], client, self.alpha * unit, self.sigma or unit)
             mixture = {
                 name: sum(weight * models[key][name].double() for key, weight in weights.items()).to(tensor)  # type: ignore[union-attr]
                 if tensor.is_floating_point()
