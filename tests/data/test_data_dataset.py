@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from PIL import Image
 
 from fedloom.data import Dataset, load
 from fedloom.data import render as rendering
-from fedloom.data.dataset import resize, stratified
+from fedloom.data.dataset import padded, resize, stratified
+from fedloom.data.levels import group_levels
 from fedloom.errors import InputError
 
 real = pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="needs real files in $FEDLOOM_DATA")
@@ -30,6 +32,26 @@ def test_digits_are_embedded_and_keep_their_test_set() -> None:
     small = load("digits", limit=100, size=16)
     assert (small.x.shape, small.trained) == ((459, 1, 16, 16), 100)
     assert np.array_equal(small.y[small.test_rows], dataset.y[dataset.test_rows])
+
+
+def test_padding_puts_a_black_border_around_images() -> None:
+    dataset = load("digits", limit=20)
+    wide = padded(dataset, 11)
+    assert wide.x.shape == (len(dataset.x), 1, 11, 11)
+    assert np.array_equal(wide.x[:, :, 1:9, 1:9], dataset.x)
+    assert wide.x.sum() == dataset.x.sum()
+    assert np.array_equal(padded(dataset, 8).x, dataset.x)
+    with pytest.raises(InputError, match=r"data\.pad is 7, but images of 'digits' are 8 x 8; use data\.size"):
+        padded(dataset, 7)
+    with pytest.raises(InputError, match="do not fit into memory"):
+        padded(dataset, 10**9)
+
+
+def test_padding_counts_where_only_levels_are_known() -> None:
+    x = np.random.default_rng(0).integers(256, size=(6, 3, 4, 5), dtype=np.uint8)
+    whole = Dataset("mine", x, np.zeros(6, np.int64), 6, ("a",), np.array([0, 0, 1, 1, 1, 0]), ("here", "there"))
+    known = padded(replace(whole, group_levels=group_levels(whole)), 7)
+    assert np.array_equal(group_levels(known), group_levels(padded(whole, 7)))
 
 
 def test_importing_data_imports_neither_torch_nor_anything_slow() -> None:

@@ -27,6 +27,17 @@ def test_above_one_it_is_fedavg(study, tmp_path):
         assert {key: one[key] for key in shared} == {key: other[key] for key in shared}
 
 
+@pytest.mark.parametrize("share", ["all", "static"])
+def test_without_its_teacher_nothing_is_scaled(share, tmp_path):
+    """Masked steps of small sub-models are those of FedAvg with the scaler off, whatever the share."""
+    study = VALID | NORMED | {"cut": {"name": "prefix"}, "share": {"name": share}, "fleet": {"name": "low"}}
+    study |= {"partition": {"name": "classes:4"}}
+    masked = {"name": "masked", "scaler": False}
+    plain = run("fedavg", tmp_path, objective=masked, **study)
+    distilled = run("fedckd", tmp_path, objective={"to": "masked"}, method={"mu0": 1.01}, **study)
+    same(server_of(distilled), server_of(plain))
+
+
 def test_who_is_good_enough_keeps_its_model_and_learns(tmp_path):
     """One client, mu0 0: the second round by hand, from the own model towards the received one."""
     study = {"data": {"validation": 0.2, "limit": 80}, "fleet": {"clients": 1}, "partition": {"name": "iid"}}

@@ -78,6 +78,10 @@ def test_a_filter_that_would_not_cover_what_leaves_is_refused(method):
     ("gossip", "merge", {"name": "momentum"}),
     ("local", "merge", {"name": "momentum"}),
     ("local", "start", {"name": "adaptive"}),
+    ("local", "share", {"name": "static"}),
+    ("serial", "cut", {"name": "prefix"}),
+    ("serial", "start", {"name": "adaptive"}),
+    ("serial", "merge", {"name": "median"}),
     ("fedamp", "merge", {"weights": "equal"}),
 ])  # fmt: skip
 def test_a_policy_that_would_change_nothing_is_refused(method, slot, policy):

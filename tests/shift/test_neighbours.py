@@ -13,7 +13,7 @@ from fedloom.engine.reference import Reference
 from fedloom.engine.stacked import Stacked
 from fedloom.errors import InputError
 from fedloom.methods import fedamp
-from fedloom.methods.fedamp import FedAMP, attention, distances
+from fedloom.methods.fedamp import FedAMP, attention, distances, usual
 from fedloom.policies.adaptive import Adaptive
 from fedloom.policies.layers import layers_of
 from fedloom.policies.objective import CrossEntropy
@@ -192,18 +192,46 @@ def test_every_client_is_sent_its_own_mixture():
     method = FedAMP(alpha=0.2, sigma=3.0)
     first = place.network.initial(1)
     server = begin(place)
-    same(*method.mixtures(server, ["0"]), first)
+    assert [others for _, others in method.mixtures(server, ["0"])] == [0.0]
+    same(next(method.mixtures(server, ["0"]))[0], first)
     models = {str(n): {k: t + n / 100 if t.is_floating_point() else t + n for k, t in first.items()} for n in range(2)}
     server.memory["models"] = models
     names = [name for name in first if name not in place.network.buffers]
     far = sum(first[name].numel() for name in names)
     share = 0.2 / 3 * exp(-far / 100**2 / 3)
     assert share > 1e-3
-    mixture, strange = method.mixtures(server, ["1", "2"])
+    (mixture, others), (strange, _) = method.mixtures(server, ["1", "2"])
+    assert others == pytest.approx(share, rel=1e-4)
     for name, tensor in first.items():
         expected = tensor + (1 - share) / 100 if tensor.is_floating_point() else tensor + 1
         assert torch.allclose(mixture[name], expected, atol=1e-6)
     same(strange, first)  # somebody who never reported
+
+
+def test_without_a_sigma_the_median_distance_is_the_unit():
+    """Weights are the same at any size of the model: all distances grow alike."""
+    server = begin(world("fedamp"))
+    first, names = server.tensors, ["0", "1", "2"]
+
+    def weights(scale):
+        steps = dict(zip(names, (0.0, 1.0, 3.0), strict=True))
+        server.memory["models"] = {key: {n: t + scale * by for n, t in first.items()} for key, by in steps.items()}
+        return [others for _, others in FedAMP(alpha=0.2).mixtures(server, names)]
+
+    expected = [0.2 * (exp(-one / 4) + exp(-other / 4)) for one, other in ((1, 9), (1, 4), (9, 4))]
+    assert weights(0.01) == pytest.approx(expected, rel=1e-6)
+    assert weights(1.0) == pytest.approx(expected, rel=1e-6)
+    assert weights(0.0) == pytest.approx([0.4] * 3), "equal models: any weights give the same mixture"
+    assert usual({"0": {}}) == 1.0, "nobody else"
+
+
+def test_by_default_the_others_count(tmp_path):
+    """On any model, from the second round on; the ledger says how much."""
+    for model in ({}, NORMED):
+        result = run("fedamp", tmp_path, run={"rounds": 2}, **model)
+        told = [(row["round"], row["others"]) for row in result.rows("clients") if row["job"] == "work"]
+        assert [others for round, others in told if round == 0] == [0.0] * 3
+        assert all(0.03 < others < 0.2 for round, others in told if round == 1)
 
 
 def test_fedamp_is_held_near_its_mixture(tmp_path):

@@ -16,6 +16,7 @@ from fedloom.models.exits import Exits, with_exits
 from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.merge import Mean
+from fedloom.policies.objective import Masked
 from fedloom.runs.export import export
 from fedloom.types import Batch
 from tests.methods.tiny import run, study_of
@@ -156,6 +157,35 @@ def test_the_objective_by_hand():
     torch.testing.assert_close(losses, F.cross_entropy(logits[-1], y, reduction="none").detach())
 
 
+@pytest.mark.parametrize("fill", ["zero", "minus_infinity"])
+def test_masked_exits_by_hand(fill):
+    """Every exit's logits are masked before they are compared with labels and with each other."""
+    logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
+    held = torch.tensor([True, False, True, False, True])
+    y, fixed = torch.tensor([0, 2, 4, 4]), {"beta": torch.tensor(0.3), "held": held}
+    total, losses = ExitsTogether(Masked(fill=fill))(Said(logits), {}, Batch(y, y), fixed)
+    seen, labels = (logits * held, y) if fill == "zero" else (logits[..., held], y // 2)
+    plain, by_sample = ExitsTogether()(Said(seen), {}, Batch(labels, labels), fixed)
+    torch.testing.assert_close(total, plain)
+    torch.testing.assert_close(losses, by_sample)
+    got, expected = (torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (total, plain))
+    torch.testing.assert_close(got, expected)
+    assert (got[..., ~held] == 0).all()
+
+
+@pytest.mark.parametrize("share", ["all", "static"])
+def test_masked_clients_leave_absent_output_rows_alone(share):
+    made = federation(objective={"name": "masked"}, share={"name": share}, partition={"name": "classes:2"})
+    before, held = made.server.tensors, made.client(7).held
+    made.round()
+    (last,) = [outcome.report.tensors for outcome in made.engine.outcomes if outcome.client == 7]
+    rows = [name for name in last if name.startswith("exits.") and name.endswith("weight") and len(last[name]) == 10]
+    assert len(rows) == STAGES
+    for name in rows:
+        assert torch.equal(last[name][~held], before[name][~held]), name
+        assert not torch.equal(last[name][held], before[name][held]), name
+
+
 def test_a_single_exit_has_no_teacher():
     logits, y = torch.randn(1, 5, 10), torch.arange(5)
     total, _ = ExitsTogether()(Said(logits), {}, Batch(y, y), {"beta": torch.tensor(float("nan"))})
@@ -203,7 +233,7 @@ def test_a_cut_of_units_is_refused(command):
     ("changes", "said"),
     [
         ({"objective": {"name": "cross_entropy"}}, "objective 'cross_entropy' is about the answers of one"),
-        ({"objective": {"name": "masked"}}, "objective 'masked' is about the answers of one"),
+        ({"objective": {"name": "masked", "scaler": True}}, "depthfl narrows no layer and has nothing to scale"),
         ({"objective": {"name": "features"}}, "objective 'features' is about the answers of one"),
         ({"start": {"name": "adaptive"}}, "depthfl has several exits, and start 'adaptive' learns by one"),
     ],

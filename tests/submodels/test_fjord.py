@@ -125,6 +125,33 @@ def test_distillation_by_hand():
     torch.testing.assert_close(losses.mean(), ce)
 
 
+@pytest.mark.parametrize("objective", [
+    {"name": "masked"}, {"name": "masked", "fill": "minus_infinity"}, {"name": "soft", "to": "masked", "hard": 1.0},
+])  # fmt: skip
+def test_distillation_masks_what_the_objective_masks(objective):
+    """A step of distillation adds nothing to what the objective itself does to the rows of absent classes."""
+    made = federation(
+        "lenet5_bn", method={"widths": [0.5, 1.0], "distil": True}, objective=objective,
+        train={"lr": 0.05, "batch_size": 8}, partition={"name": "classes:4"},
+    )  # fmt: skip
+    client = made.client(0)
+    fit = next(made.method.work(client, client.task))
+    model, batch = Eager(made.network, training=True), fit.plan.images.batch(fit.plan.steps[0][0])
+    distilled = fit.step[0].objective
+    (rows,) = (name for name in made.network.units.output if name.endswith("weight"))
+    tensors = {name: tensor.clone() for name, tensor in fit.tensors.items()}
+    tensors[rows].requires_grad_()
+    both, alone = (
+        torch.autograd.grad(each(model, tensors, batch, fit.fixed)[0], tensors[rows])[0]
+        for each in (distilled, distilled.objective)
+    )
+    assert both.isfinite().all()
+    assert torch.equal(both[~client.held], alone[~client.held])
+    assert not torch.equal(both[client.held], alone[client.held])
+    if objective["name"] == "masked":
+        assert (both[~client.held] == 0).all()
+
+
 @pytest.mark.parametrize("model", ["mlp", "resnet18"])
 def test_nested_averaging_is_element_wise_averaging(model):
     """From the widest to the narrowest, the block of each width over all who hold it: the authors' server."""

@@ -31,6 +31,16 @@ def test_images_held_out_are_in_nobodys_part():
     assert not set(made.public.rows.tolist()) & set(made.split.train.rows.tolist())
 
 
+def test_padding_is_everybodys(tmp_path):
+    """Images, the model that is made for them, and public images of another data set."""
+    made = world(pad=11, public=20, public_from=another(tmp_path / "other.npz"))
+    assert made.network.shape == (1, 11, 11)
+    assert made.images.x.shape[1:] == made.public.images.x.shape[1:] == (1, 11, 11)
+    assert (made.public.images.x[:, :, 1:9, 1:9] == 7).all()
+    with pytest.raises(InputError, match=r"data\.pad is 7, but images of 'digits' are 8 x 8"):
+        world(pad=7)
+
+
 def test_another_data_set_leaves_the_training_images_alone(tmp_path):
     made, without = world(public=20, public_from=another(tmp_path / "other.npz")), world(public=20)
     assert len(made.public) == 20

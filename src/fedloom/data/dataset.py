@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -19,7 +21,7 @@ from fedloom.errors import InputError, choose
 from fedloom.registry import find
 from fedloom.settings import built
 
-__all__ = ["Arrays", "Dataset", "Images", "Ints", "Limit", "Size", "build", "load", "resize", "stratified"]
+__all__ = ["Arrays", "Dataset", "Images", "Ints", "Limit", "Size", "build", "load", "padded", "resize", "stratified"]
 
 log = logging.getLogger("fedloom.data")
 Images: TypeAlias = npt.NDArray[np.uint8]
@@ -240,16 +242,38 @@ def resize(x: Images, size: int) -> Images:
     """Resize (N, C, H, W) to a square by the bilinear filter that Pillow uses (antialiased when it shrinks)."""
     if x.shape[2:] == (size, size):
         return x
-    try:
+    with _room(x, size):
         rows, columns = _bilinear(x.shape[2], size), _bilinear(x.shape[3], size)
         out = np.empty((*x.shape[:2], size, size), np.uint8)
-    except (MemoryError, ValueError) as error:  # more than there is, more than can be counted
-        raise InputError(f"{len(x)} images of size {size} do not fit into memory: {error}") from error
     step = max(1, 2**24 // max(1, x[0].size))  # bounds the float copies to some 100 MB
     for start in range(0, len(x), step):
         part = rows @ x[start : start + step].astype(np.float32) @ columns.T
         out[start : start + step] = np.clip(np.rint(part), 0, 255)
     return out
+
+
+def padded(dataset: Dataset, size: int) -> Dataset:
+    """The images in the middle of black squares of this many pixels a side."""
+    height, width = dataset.x.shape[2:]
+    if size < max(height, width):
+        raise InputError(f"data.pad is {size}, but images of '{dataset.name}' are {height} x {width}; use data.size")
+    above, left = (size - height) // 2, (size - width) // 2
+    with _room(dataset.x, size):
+        x = np.pad(dataset.x, ((0, 0), (0, 0), (above, size - height - above), (left, size - width - left)))
+    levels = dataset.group_levels
+    if levels is not None:
+        black = np.arange(levels.shape[2]) == 0
+        levels = levels + black * (levels.sum(2, keepdims=True) // (height * width) * (size**2 - height * width))
+    return replace(dataset, x=x, group_levels=levels)
+
+
+@contextmanager
+def _room(x: Images, size: int) -> Iterator[None]:
+    """Say it where images of this size are more than there is, or more than can be counted."""
+    try:
+        yield
+    except (MemoryError, ValueError) as error:
+        raise InputError(f"{len(x)} images of size {size} do not fit into memory: {error}") from error
 
 
 def _bilinear(old: int, new: int) -> npt.NDArray[np.float32]:

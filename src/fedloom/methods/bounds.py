@@ -26,6 +26,11 @@ class Local(Peer):
 
     mixes: ClassVar[bool] = True
 
+    def check(self) -> None:
+        """Nobody shares anything."""
+        super().check()
+        refuse(self, ("share",), "sends no tensors, so that there is nothing to share")
+
     def round(self, server: Server, fleet: Fleet) -> Server:
         """Everybody who is selected trains on; nothing is exchanged but the request and its numbers."""
         for _ in fleet.run(fleet.task(client) for client in self.select(fleet, server)):

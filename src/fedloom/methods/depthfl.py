@@ -3,9 +3,12 @@
 A client of depth d trains the first d stages, each with an exit. Its loss is the cross-entropy of all its exits, and
 each exit also learns from the others: beta / (d - 1) times the divergence from every other exit's (fixed) prediction,
 with beta = exp(-5 (1 - min(t, 300) / 300)^2). Tensors are averaged over those who hold them; the global model predicts
-by the mean of all exits' logits. Differences: exits without attention (see models/exits.py); FedAvg's mean instead of
-FedDyn, which the authors' code uses by default; depths are dealt to equal blocks of clients whatever the fleet, or
-follow the capacity.
+by the mean of all exits' logits. Under objective `masked` the logits of classes that a client does not hold are masked
+in both parts of the loss, as in the other sub-model methods.
+
+Differences: exits without attention (see models/exits.py); FedAvg's weighted mean, where the authors' code by default
+uses FedDyn and averages without weights; depths are dealt to equal blocks of clients whatever the fleet, or follow the
+capacity.
 """
 
 from __future__ import annotations
@@ -37,9 +40,13 @@ from fedloom.types import Batch, Fixed, Model, Server, Task, Tensors
 class ExitsTogether:
     """Cross-entropy of every exit, and divergence from what the other exits say (DepthFL; no other model has exits)."""
 
+    masked: Masked | None = None
+
     def __call__(self, model: Model, tensors: Tensors, batch: Batch, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """Over stacked logits (exits, samples, classes); the samples' losses are those of the deepest exit."""
         logits = model(tensors, batch.x)
+        if self.masked:
+            logits = self.masked.mask(logits, fixed)
         exits = len(logits)
         losses = torch.stack([F.cross_entropy(each, batch.y, reduction="none") for each in logits])
         total = losses.mean(1).sum()
@@ -72,11 +79,13 @@ class DepthFL(FedAvg):
         """Units are cut in depth here."""
         super().check()
         refuse(self, ("cut",), "cuts in depth and cannot run under a cut of units")
-        if isinstance(self.objective, CrossEntropy | Masked | Distilling):
+        if isinstance(self.objective, CrossEntropy | Distilling):
             raise InputError(
                 f"depthfl trains all exits at once, and objective '{name_of(self.objective)}' is about the answers of "
-                "one; leave [objective] out, or bring one that takes stacked logits"
+                "one; leave [objective] out, use masked, or bring one that takes stacked logits"
             )
+        if isinstance(self.objective, Masked) and self.objective.scaler:
+            raise InputError("depthfl narrows no layer and has nothing to scale; leave objective.scaler out")
         if isinstance(self.start, Adaptive):
             raise InputError("depthfl has several exits, and start 'adaptive' learns by one; leave [start] out")
 
@@ -94,6 +103,10 @@ class DepthFL(FedAvg):
         stages, capacity = len(model.stages), float(fleet.columns["capacity"][client])
         depth = int(client) * stages // fleet.size + 1 if self.depth == "blocks" else ceil(capacity * stages - 1e-9)
         return fleet.task(client, {"model": self.sent(server)}, only=model.names(depth))
+
+    def loss(self) -> Objective:
+        """Of all exits, masked or as they are."""
+        return ExitsTogether(self.objective) if isinstance(self.objective, Masked) else self.objective
 
     def fixed(self, client: Client, tensors: Tensors) -> dict[str, Any]:
         """Exits listen to each other more and more."""

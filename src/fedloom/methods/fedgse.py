@@ -2,12 +2,13 @@
 
 The server holds public data P and the last sub-model that each client uploaded. SPL (labelled P) keeps the samples that
 the client's model labels right; CSL (unlabelled P) takes all with the client's guesses as labels; `samples` of them are
-drawn. A unit's score is the magnitude of the loss's gradient by its activation under the whole global model (summed
-over positions and, for a shared group, over its points); the client is sent the ceil(r m) units that score highest.
-Theorem 1: per layer this choice makes the gradient that is lost smallest. A client that was never seen, or for which
-SPL keeps fewer than two, is scored on P itself. All passes use batch statistics, so units that only a linear layer with
-batch norm behind it reads (`lenet5_bn`) all score zero but for rounding, and the first of them are chosen: batch norm
-makes the summed gradient vanish.
+drawn. A unit's score is the magnitude of the loss's gradient by its activation under the whole global model, summed
+over samples before the magnitude is taken and over positions afterwards (equation 4-3; a shared group: over its points
+too). The client is sent the ceil(r m) units that score highest. Theorem 1: per layer this choice makes the gradient
+that is lost smallest. For a client that was never seen, or for which SPL keeps fewer than two, the samples are drawn
+from all of P. All passes use batch statistics, so units that only a linear layer with batch norm behind it reads
+(`lenet5_bn`) all score zero but for rounding, and the first of them are chosen: batch norm makes the summed gradient
+vanish.
 """
 
 from __future__ import annotations

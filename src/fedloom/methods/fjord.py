@@ -2,8 +2,11 @@
 
 Ordered dropout: a client holds the first units up to its capacity, and every step trains a prefix whose width is drawn
 uniformly from those the client can afford. With `distil`, each step trains the client's whole prefix on the labels and
-the drawn one on what the whole one says. Differences: what lies outside a step's width rests (the authors' code lets
-weight decay shrink it), and statistics of batch norm are asked for at evaluation instead of one set a width.
+the drawn one on what the whole one says.
+
+Differences: what lies outside a step's width rests (the authors' code lets weight decay shrink it), statistics of batch
+norm are asked for at evaluation instead of one set a width, and under objective `masked`, the default, distillation is
+masked too.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from fedloom.client import Client
 from fedloom.errors import InputError
 from fedloom.methods.fedavg import FedAvg
 from fedloom.policies.cut import Cut, Prefix
-from fedloom.policies.distil import Features
+from fedloom.policies.distil import Features, masking
 from fedloom.policies.merge import Mean, Merge
 from fedloom.policies.objective import Masked, Objective
 from fedloom.policies.share import Share, Static
@@ -87,7 +90,10 @@ def _index(places: Places, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Distilled:
-    """The whole prefix learns from labels, the narrow one from the whole one (section 4.2)."""
+    """The whole prefix learns from labels, the narrow one from the whole one (section 4.2).
+
+    What the objective masks is masked here too: an absent class gets no gradient.
+    """
 
     objective: Objective
     narrow: Narrow
@@ -96,8 +102,11 @@ class Distilled:
         """The sum of both."""
         total, losses = self.objective(model, tensors, batch, fixed)
         with torch.no_grad():
-            said = model(tensors, batch.x).softmax(1)
-        return total + F.cross_entropy(model(self.narrow(tensors), batch.x), said), losses
+            aim = model(tensors, batch.x)
+        said = model(self.narrow(tensors), batch.x)
+        if masked := masking(self.objective):
+            aim, said = masked.mask(aim, fixed), masked.mask(said, fixed)
+        return total + F.cross_entropy(said, aim.softmax(1)), losses
 
 
 @register("method", "fjord", paper="Horvath et al., NeurIPS 2021")

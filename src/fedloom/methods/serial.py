@@ -15,6 +15,7 @@ from fedloom.client import Client
 from fedloom.methods.bounds import in_one_place
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.peers import distilling, taught
+from fedloom.methods.unasked import refuse
 from fedloom.policies.distil import Features
 from fedloom.policies.objective import Objective
 from fedloom.policies.select import First, Select
@@ -34,9 +35,10 @@ class Serial(FedAvg):
     trainers: ClassVar[tuple[str, ...]] = ("reference", "taped", "graphs")  # one who trains: nothing to stack
 
     def check(self) -> None:
-        """It needs a teacher's objective."""
+        """It needs a teacher's objective; one place holds all data."""
         super().check()
         in_one_place(self.select, "serial")
+        refuse(self, ("cut", "start", "merge"), "trains whole new models in one place and joins nothing")
         distilling(self.objective, "serial")
 
     def work(self, client: Client, task: Task) -> Work[Report]:

@@ -11,7 +11,7 @@ Distilling the knowledge in a neural network, 2015.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -21,12 +21,12 @@ from torch import Tensor
 from fedloom.client import Client
 from fedloom.errors import ClientError, InputError
 from fedloom.network import Network
-from fedloom.policies.objective import Objective
+from fedloom.policies.objective import Masked, Objective
 from fedloom.registry import find, register
 from fedloom.types import Batch, Fixed, Model, Points, Tensors
 from fedloom.units import tapped
 
-__all__ = ["Distilling", "Features", "Soft", "lesson", "teaching"]
+__all__ = ["Distilling", "Features", "Soft", "lesson", "masking", "teaching"]
 
 T = TypeVar("T")
 ADAPTER = "adapter."
@@ -70,8 +70,10 @@ class Distilling:
 
     @property
     def plain(self) -> Objective:
-        """The objective without a teacher."""
+        """The objective without a teacher; one that masks rests its scaler unless it says otherwise, as `Seen` does."""
         objective: Objective = find("objective", self.to)()
+        if isinstance(objective, Masked) and objective.scaler is None:
+            return replace(objective, scaler=False)
         return objective
 
     @property
@@ -204,6 +206,14 @@ def teaching(objective: Objective) -> Distilling | None:
             return None
         objective = objective.objective  # what terms are added to, or what is made ternary
     return objective
+
+
+def masking(objective: Objective) -> Masked | None:
+    """The part of an objective that masks classes, if it has one."""
+    if isinstance(objective, Masked):
+        return objective
+    inner = objective.plain if isinstance(objective, Distilling) else getattr(objective, "objective", None)
+    return masking(inner) if inner else None
 
 
 def lesson(client: Client, teacher: Tensors, strength: float = 1.0) -> dict[str, Any]:

@@ -61,10 +61,13 @@ class Masked:
         """Mean and every sample's loss over the masked logits."""
         # Without norm layers behind them the divisions multiply up: 16 times a layer at a capacity of 1/16.
         scaler = bool(model.network.norms) if self.scaler is None else self.scaler
-        logits = model(tensors, batch.x, scaler=scaler)
-        masked = logits.masked_fill(~fixed["held"], 0.0 if self.fill == "zero" else -torch.inf)
-        losses = F.cross_entropy(masked, batch.y, reduction="none")
+        losses = F.cross_entropy(self.mask(model(tensors, batch.x, scaler=scaler), fixed), batch.y, reduction="none")
         return losses.mean(), losses.detach()
+
+    def mask(self, logits: Tensor, fixed: Fixed) -> Tensor:
+        """The logits with the fill in place of classes that the client does not hold."""
+        # Not infinity itself: between two masked predictions a divergence would be 0 times infinity.
+        return logits.masked_fill(~fixed["held"], 0.0 if self.fill == "zero" else torch.finfo(logits.dtype).min)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ shared) and how far to go (step size sigma and evolution path p, one a client).
 Differences. C is learned by an exponential mean over the winners' directions instead of equation 7's mean over one
 round, which would forget all earlier rounds and be singular for fewer clients than genes (`survivors` is equation 7).
 It is scaled to trace L, since sigma carries the scale, and its eigenvalues are bounded below. Where the parent won
-nothing moved, so its path only fades. Genes are clipped, and directions are those of the clipped genes.
+nothing moved, so its path only fades. Genes are clipped, and directions are those of the clipped genes. A step size
+grows at most e-fold a round.
 
 All is plain NumPy over columns, so that a population can be stored and sent.
 """

@@ -50,6 +50,7 @@ class Data(Open):
     """The data set, and how each client's part is divided."""
 
     name: str = "digits"
+    pad: Positive | None = None  # pixels a side that images get by a black border
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     test: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's own data; None: of the test set
     public: Annotated[int, Field(ge=0)] = 0

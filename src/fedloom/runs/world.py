@@ -21,7 +21,7 @@ import torch
 
 from fedloom.augment import augmentation_of
 from fedloom.client import Client
-from fedloom.data.dataset import Dataset, stratified
+from fedloom.data.dataset import Dataset, padded, stratified
 from fedloom.data.levels import count_levels, group_levels, moments
 from fedloom.data.mapped import forget, mapped
 from fedloom.data.split import Split, split
@@ -421,7 +421,7 @@ class World:
 
     def _foreign(self, name: str, count: int, generator: np.random.Generator) -> Samples:
         """So many training images of another data set, normalised like all others."""
-        other = dataset_of.__wrapped__(Data(name=name).model_dump_json(exclude=UNLOADED))
+        other = dataset_of.__wrapped__(Data(name=name, pad=self.study.data.pad).model_dump_json(exclude=UNLOADED))
         if (other.x.shape[1:], other.classes) != (self.dataset.x.shape[1:], self.dataset.classes):
             raise InputError(
                 f"data.public_from: images of '{name}' are {other.x.shape[1:]} of {other.classes} classes; "
@@ -475,7 +475,7 @@ def dataset_of(data_json: str) -> Dataset:
     dataset = built(f"dataset '{data.name}'", load, options)
     if not isinstance(dataset, Dataset):
         raise InputError(f"dataset '{data.name}' makes {kind_of(dataset)}; expected a fedloom.data.Dataset")
-    return dataset
+    return dataset if data.pad is None else padded(dataset, data.pad)
 
 
 @lru_cache(maxsize=1)
