@@ -46,7 +46,7 @@ def draw(table: str, folder: Path, picture: Path) -> None:
                 axis.axhline(last, color=line.get_color(), linestyle=":", linewidth=1)
         axis.set(title=title, xlabel="round", ylabel="accuracy, %")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize="small")
+    axes[1].legend(frameon=False, fontsize="small", loc="lower right")
     figure.savefig(picture, dpi=130)
 
 
