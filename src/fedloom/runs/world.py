@@ -30,24 +30,20 @@ from fedloom.engine.several import Several
 from fedloom.engine.stacked import Stacked
 from fedloom.engine.taped import Taped
 from fedloom.engine.worker import Trainer
-from fedloom.errors import InputError, Unfit, choose, kind_of
+from fedloom.errors import InputError, choose, kind_of
 from fedloom.fleet.dealt import dealt
 from fedloom.fleet.nonsense import Form
 from fedloom.fleet.traces import trace
 from fedloom.method import Method
-from fedloom.methods.fedavg import FedAvg
-from fedloom.models.resolve import build, check_logits
+from fedloom.models.resolve import build
 from fedloom.network import Network
 from fedloom.policies.gap import gap
 from fedloom.policies.merge import Merge
-from fedloom.policies.robust import Krum
-from fedloom.policies.share import Body
-from fedloom.policies.topology import Graph
 from fedloom.questions import QUESTIONS
 from fedloom.registry import own_modules
 from fedloom.runs.judged import judged, remembered
 from fedloom.runs.notices import notices, tell
-from fedloom.runs.schedule import settings
+from fedloom.runs.refusals import CONTRIBUTED, refuse
 from fedloom.runs.study import Data, Open, Study, method_of, named, partition_of
 from fedloom.seeds import SERVER, numpy_generator, torch_generator
 from fedloom.settings import built, must_take
@@ -66,8 +62,6 @@ UNLOADED = {
     "augment",
 }  # settings of [data] that do not change what is loaded
 MANY = 33  # groups of a data set from which on (writers) they are not tested one by one
-SHOWN = 5  # clients that a sentence names
-CONTRIBUTED = "clients"
 DEVICES = ("cpu", "cuda")
 DTYPES = {"float64": torch.float64}  # all other precisions keep float32 tensors and change the arithmetic
 
@@ -172,7 +166,7 @@ class World:
         origin = torch.from_numpy(self.dataset.groups).to(self.network.device)
         return replace(self.images, mean=mean, std=std, origin=origin)
 
-    def _tested(self, own: Images) -> dict[str, Samples]:
+    def tested(self, own: Images) -> dict[str, Samples]:
         """The test set that all share, by group, as a model that sees images like `own` is tested on it."""
         rows, data = self.dataset.test_rows, self.dataset
         groups = np.zeros(len(data.y), np.int64) if data.groups is None else data.groups
@@ -232,102 +226,10 @@ class World:
         return min(max(1, asked), int((~self.columns["excluded"]).sum()))
 
     def check(self) -> None:
-        """Refuse what could only fail or mislead later: weak devices under whole models, nobody left to train."""
-        weak, name = int((self.columns["capacity"] < 1).sum()), self.study.method.name
-        if weak and not self.adapts and self.study.fleet.weak == "refuse":
-            raise Unfit(
-                f"{name} trains whole models, but {weak} of {self.study.fleet.clients} devices of fleet "
-                f"'{self.study.fleet.name}' cannot train them; set fleet.weak to exclude (leave them out) or ignore "
-                "(pretend they can), or use a method that cuts"
-            )
-        if self.study.evaluate.on != "own" and not self._tested(self.images):
-            raise InputError(
-                f"evaluate.on is '{self.study.evaluate.on}', but data set '{self.dataset.name}' has no such test images"
-            )
-        if len(self.networks) > self.study.fleet.clients:
-            raise InputError(
-                f"[model] names {len(self.networks)} models, more than there are clients: fleet.clients is "
-                f"{self.study.fleet.clients}"
-            )
-        if isinstance(self.method.topology, Graph):
-            self.method.topology.fits(self.study.fleet.clients)
-        self.method.takes(settings(self.study.train, 0, self.study.run.rounds))
-        for network in self.networks:
-            if type(self.method).adapt is Method.adapt:  # who adapts a model may make it answer more than logits
-                check_logits(network.module, network.shape, network.classes)
-            self.method.suits(network)
-            if isinstance(self.method.share, Body):
-                self.method.share.fits(network)
-        if self.study.data.public_from and not self.study.data.public:
-            raise InputError("data.public_from says where public images come from, but data.public is 0; say how many")
-        if self.study.data.public_from == CONTRIBUTED and self.study.data.public > len(self.split.train.rows) // 100:
-            raise InputError(
-                f"clients give at most 1 % of their images: data.public is {self.study.data.public}, allowed: up to "
-                f"{len(self.split.train.rows) // 100}"
-            )
-        if self.method.public and not len(self.public):
-            raise InputError(
-                f"{name} needs public data at the server, but data.public is 0; hold some training images out with "
-                "--set data.public=1000"
-            )
-        if self.method.validates:
-            self._check_validation()
-        if self.study.evaluate.model == "trained" and not self.method.one_model:
-            raise InputError(
-                f"evaluate.model is 'trained', but a client of {name} trains one model after another and would be "
-                "judged by the last; leave it out"
-            )
-        if self.study.evaluate.gap:
-            method = self.method
-            if not (isinstance(method, FedAvg) and method.adapts):
-                raise InputError(f"evaluate.gap compares sub-models with the whole one, but {name} trains whole models")
-            own = method.share.private(self.network) | method.start.keeps(self.network)
-            if own:
-                raise InputError(
-                    "evaluate.gap repeats a round's fits from what the server sent, but here clients keep "
-                    f"{len(own)} tensors of their own, which have changed by then; leave it out"
-                )
-            if not method.by_capacity:
-                raise InputError(f"evaluate.gap has clients train the whole model too, which under {name} nobody does")
-        if self.study.engine.deadline is not None and self.settled.engine.trainer in ("stacked", "graphs"):
-            raise InputError(
-                f"engine.deadline is checked between steps, and trainer '{self.settled.engine.trainer}' does not stop "
-                "between them; leave engine.trainer out"
-            )
-        if (self.study.engine.name, self.study.engine.trainer) == ("processes", "stacked"):
-            raise InputError(
-                "engine.trainer 'stacked' trains clients together, and engine 'processes' has each trained alone; "
-                "leave engine.name out, or engine.trainer"
-            )
-        if self.columns.get("onlooker", np.False_).all():
-            raise InputError(
-                f"fleet.onlookers is {self.study.fleet.onlookers:g}: of {self.study.fleet.clients} clients that leaves "
-                "nobody to train"
-            )
-        if self.columns["excluded"].all():
-            raise Unfit(f"fleet '{self.study.fleet.name}' has no device that can train the whole model under {name}")
-        self._check_cohort()
+        """Refuse what could only fail or mislead later, and say what has no effect."""
+        refuse(self)
         for sentence in notices(self):
             tell(sentence)
-
-    def _check_cohort(self) -> None:
-        """Refuse a merge that needs more reports than a round can bring."""
-        if isinstance(self.method.merge, Krum) and (lacking := self.method.merge.lacking(self.cohort)):
-            raise InputError(f"{lacking} a round at most")
-
-    def _check_validation(self) -> None:
-        """Refuse clients that train without any validation data to decide by; the others need none."""
-        lacking = np.flatnonzero((self.split.validation.sizes == 0) & ~self.columns["excluded"])
-        if not len(lacking):
-            return
-        share, clients = self.study.data.validation, self.study.fleet.clients
-        named = ", ".join([*map(str, lacking[:SHOWN]), *(["..."] if len(lacking) > SHOWN else [])])
-        aside = "keep some of each client's images aside with --set data.validation=0.1"
-        raise InputError(
-            f"{self.study.method.name} needs validation data at every client that trains, but data.validation is "
-            f"{share:g} and {len(lacking)} of {clients} clients have none (numbers {named}); "
-            f"{'they hold too few images' if share else aside}"
-        )
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -383,7 +285,7 @@ class World:
         """The client that a task is for."""
         rows, validation, test, capacity = self.device(task.client)
         images = self._own_images(task.client, rows)
-        groups = {} if self.study.evaluate.on == "own" else self._tested(images)
+        groups = {} if self.study.evaluate.on == "own" else self.tested(images)
         return Client(
             task.client, task, self.study.run.seed, self.networks[task.kind],
             train=Samples(images, _rows(rows), self.augmentation),
@@ -437,7 +339,7 @@ class World:
     def home(self) -> Client:
         """The server as a client: its training data are the public set, its test data the data set's test set."""
         public, task = self.public, Task(SERVER, 0)
-        nothing, groups = _rows(np.empty(0, np.int64)), self._tested(self.images)
+        nothing, groups = _rows(np.empty(0, np.int64)), self.tested(self.images)
         return Client(
             SERVER, task, self.study.run.seed, self.network,
             train=public, validation=replace(public, rows=nothing),
