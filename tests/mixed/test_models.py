@@ -90,7 +90,7 @@ def test_a_list_that_makes_no_sense(model, words):
 
 def test_more_models_than_clients():
     place = world("fedmd", model={"name": ["mlp"] * 4, "hidden": None}, **PUBLIC)
-    with pytest.raises(InputError, match="names 4 models, more than there are clients: fleet.clients is 3"):
+    with pytest.raises(InputError, match=r"names 4 models, more than there are clients: fleet\.clients is 3"):
         place.check()
 
 
