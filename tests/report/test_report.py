@@ -273,7 +273,8 @@ def test_wrong_input(command, runs, tmp_path):  # noqa: F811
     (tmp_path / "empty").mkdir()
     assert "holds no run" in command("report", tmp_path / "empty").sentence()
     assert "HTML file" in command("report", runs, "-o", "report.pdf").sentence()
-    assert "is not a folder" in command("board", tmp_path / "nowhere").sentence()
+    (tmp_path / "file").touch()
+    assert "is not a folder" in command("board", tmp_path / "file").sentence()
     assert "choose another --port" in command("board", runs, "--host", "192.0.2.1").sentence()
     ended = command("report", runs, "-o", "deep/er.html", "--baseline", "heterofl")
     assert ended.code == 0, ended.err
