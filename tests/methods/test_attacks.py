@@ -75,9 +75,19 @@ def test_under_other_methods(method, tmp_path):
         assert result.summary["rounds"] == 2
 
 
+def krum(command, *settings):  # noqa: F811 (the fixture)
+    return command("run", "fedavg", "--model", "mlp", "--rounds", "1", "--set", "merge.name=krum", "--set",
+                   "data.limit=60", "--engine", "local", *settings)  # fmt: skip
+
+
+def test_a_cohort_too_small_for_the_merge_is_refused_before_the_run(command):  # noqa: F811 (the fixture)
+    ended = krum(command, "--clients", "4")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("fedloom: krum with attackers = 1 and keep = 1 needs at least 5 ")
+
+
 def test_too_few_reports_end_a_run_with_a_sentence(command):  # noqa: F811 (the fixture)
-    ended = command("run", "fedavg", "--clients", "4", "--model", "mlp", "--rounds", "1", "--set", "merge.name=krum",
-                    "--set", "data.limit=60", "--engine", "local")  # fmt: skip
+    ended = krum(command, "--clients", "6", "--set", "fleet.dropout=0.5", "--set", "engine.quorum=0", "--seed", "3")
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith("fedloom: round 1: krum with attackers = 1 and keep = 1 needs at ")
     assert "Traceback" not in ended.err

@@ -85,8 +85,8 @@ def test_the_clients_settings_reach_the_normaliser(tmp_path):
     assert sorted(found) == [pytest.approx(normaliser(4, 0.3, 0.1))]
 
 
-def test_momentum_that_the_optimiser_does_not_know_is_not_counted(tmp_path):
-    changes = {"train": {"optimizer": "adam", "lr": 0.01, "momentum": 0.9}, "run": {"rounds": 1}}
+def test_under_adam_a_client_counts_its_steps(tmp_path):
+    changes = {"train": {"optimizer": "adam", "lr": 0.01}, "method": {"mu": 0.1}, "run": {"rounds": 1}}
     for entry in run("fednova", tmp_path, **changes).rows("clients"):
         if entry["job"] == "work":
             assert entry["normaliser"] == entry["steps"]
