@@ -127,13 +127,11 @@ class Krum(Robust):
     def lacking(self, reports: int) -> str:
         """Why so many reports are too few; empty if they are enough."""
         needed = max(2 * self.attackers + 3, self.keep + self.attackers)
+        if reports >= needed:
+            return ""
         return (
-            ""
-            if reports >= needed
-            else (
-                f"krum with attackers = {self.attackers} and keep = {self.keep} needs at "
-                f"least {needed} reports (2 x attackers + 3, and keep + attackers); got {reports}"
-            )
+            f"krum with attackers = {self.attackers} and keep = {self.keep} needs at "
+            f"least {needed} reports (2 x attackers + 3, and keep + attackers); got {reports}"
         )
 
     def join(self, server: Server, reports: Sequence[Report]) -> Tensors:
