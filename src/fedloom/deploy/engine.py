@@ -136,7 +136,7 @@ class Flower:
         failure, report = claimed.failure, claimed.report
         if failure is not None:
             kind = failure.kind if failure.kind in ("raised", "late", "nonsense", "lost") else "raised"
-            return self._failed(task, kind, failure.message[:500])
+            return self._failed(task, kind, failure.message)
         if report is None:
             return self._failed(task, "nonsense", "the outcome holds no report")
         elapsed, member = time.monotonic() - at, self.roster.members[task.client]

@@ -39,7 +39,7 @@ from fedloom.deploy.notebook import Notebook, piece_of
 from fedloom.deploy.roster import Roster
 from fedloom.deploy.serve import Deployment, Meeting, Say, columns_of, enough, fix, gather, has_server, study_of
 from fedloom.deploy.worlds import ServerWorld, server_data, told
-from fedloom.errors import InputError, Interrupted, RunError
+from fedloom.errors import InputError, Interrupted, RunError, line
 from fedloom.fleet.nonsense import nonsense
 from fedloom.fleet.outgoing import arrived
 from fedloom.runs.experiment import Watch, experiment
@@ -120,7 +120,7 @@ class Ring(Flower):
             return self._failed(task, "late" if late else "lost", str(error))
         member.last_seen = time.time()
         if "refuses" in answer:
-            return self._failed(task, "lost", str(answer["refuses"])[:500])
+            return self._failed(task, "lost", str(answer["refuses"]))
         outcome = self._outcome(task, at, answer)
         roster.write()
         if outcome.report is None or task.job != "work":
@@ -313,7 +313,7 @@ class Peer:
             answer = self.calls.call(name, "rows", body, 30.0)
             part = answer.get("rows")
             if not (isinstance(part, np.ndarray) and part.dtype == np.uint8):
-                raise Unreachable(f"{name} sent no rows: {answer.get('refuses', 'nor a reason')}")
+                raise Unreachable(f"{name} sent no rows: {_refusal(answer) or 'nor a reason'}")
             return part
 
         self.notebook.follow(head, piece)
@@ -474,7 +474,7 @@ class Peer:
 
 def _refusal(answer: Mapping[str, Any] | str) -> str:
     """Why somebody did not do as it was asked; empty if it did."""
-    return answer if isinstance(answer, str) else str(answer.get("refuses", ""))[:500]
+    return answer if isinstance(answer, str) else line(answer.get("refuses", ""))
 
 
 def join_peers(
